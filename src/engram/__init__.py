@@ -1,0 +1,1 @@
+"""engram: what a training sample leaves in the weights."""

@@ -1,0 +1,144 @@
+"""`engram data`: what data there is, fetching it, looking at it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+app = typer.Typer(help="List, fetch and look at data sets.", no_args_is_help=True)
+
+DataRoot = Annotated[
+    Path | None,
+    typer.Option("--data-root", help="Folder with the data sets; else ENGRAM_DATA, else ~/.cache/engram."),
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from `engram data list`.")]
+NameOrPath = Annotated[
+    str, typer.Argument(metavar="NAME", help="A name from `engram data list`, npz:PATH or folder:PATH.")
+]
+
+
+@app.command("list", epilog="Example: engram data list --data-root ~/datasets")
+def list_sets(
+    data_root: DataRoot = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+) -> None:
+    """Show every data set that engram knows, and whether it is here."""
+    rows = _rows(data_root)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "what it holds", "labels")
+    table.add_column("where", overflow="fold")  # a path cut short would be of no use
+    for row in rows:
+        absent = f"not here: engram data get {row['name']}"
+        table.add_row(row["name"], row["description"], row["labels"], row["where"] or absent)
+    console = Console()
+    console.print(table)
+    console.print("Your own: npz:PATH (arrays images, labels) or folder:PATH (one subfolder a class).")
+
+
+@app.command("get", epilog="Example: engram data get mnist")
+def get(name: Name, data_root: DataRoot = None) -> None:
+    """Download a published data set and check it; a cut-off download goes on where it stopped."""
+    from engram.data.catalog import CATALOG
+    from engram.data.download import fetch
+    from engram.data.places import data_root as resolve
+
+    if name in CATALOG and CATALOG[name].embedded:
+        typer.echo(f"{name} comes with engram; there is nothing to fetch")
+        return
+    root = resolve(data_root)
+    with _progress_bar() as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(file_name: str, done: int, total: int | None) -> None:
+            if file_name not in tasks:
+                tasks[file_name] = bar.add_task(file_name, total=total)
+            bar.update(tasks[file_name], completed=done, total=total)
+
+        added = fetch(name, root, show)
+    for path in added:
+        typer.echo(f"wrote {path}")
+    typer.echo(f"{name} is ready in {root}")
+
+
+@app.command("show", epilog="Example: engram data show faces --labels gate -n 40 -o gate.png")
+def show(
+    name: NameOrPath,
+    data_root: DataRoot = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="PNG file to write.")] = Path("sheet.png"),
+    labels: Annotated[
+        str, typer.Option("--labels", metavar="MAP", help="Label map to group by.")
+    ] = "identity",
+    n: Annotated[int, typer.Option("-n", min=1, help="About how many images to draw.")] = 100,
+) -> None:
+    """Draw a contact sheet: the first images of each class under its name."""
+    import io
+
+    from engram.data.catalog import load
+    from engram.data.labels import apply_labels
+    from engram.data.sampling import class_counts
+    from engram.data.sheet import contact_sheet
+    from engram.files import write_bytes
+
+    images = apply_labels(load(name, root=data_root), labels)
+    encoded = io.BytesIO()
+    contact_sheet(images, n).save(encoded, "PNG")
+    write_bytes(out, encoded.getvalue())
+    size = "×".join(str(side) for side in images.shape)
+    typer.echo(f"{images.name}: {len(images)} images of {size}")
+    for label, count in zip(images.classes, class_counts(images), strict=True):
+        typer.echo(f"  {label}: {count}")
+    typer.echo(f"wrote {out}")
+
+
+def _rows(data_root: Path | None) -> list[dict[str, Any]]:
+    """The catalogue as plain values; files are looked for, not read."""
+    from engram.data.catalog import CATALOG
+    from engram.data.places import data_root as resolve
+
+    root = resolve(data_root)
+    rows = []
+    for entry in CATALOG.values():
+        found = entry.found(root)
+        rows.append(
+            {
+                "name": entry.name,
+                "description": entry.description,
+                "labels": entry.labels,
+                "embedded": entry.embedded,
+                "test_split": entry.has_test,
+                "where": "in the package" if entry.embedded else str(found) if found else None,
+            }
+        )
+    return rows
+
+
+def _progress_bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )

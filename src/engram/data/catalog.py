@@ -1,0 +1,164 @@
+"""The data sets engram knows by name, and how a name or a path becomes an ImageSet."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engram.data.places import data_root
+from engram.errors import ConfigError, require
+
+if TYPE_CHECKING:
+    from engram.data.image_set import ImageSet
+
+# Sources are imported when one is asked for: listing the catalogue must not wait for torch.
+
+
+def _faces(root: Path, train: bool) -> ImageSet:
+    from engram.data.sources.faces import load_faces
+
+    return load_faces()
+
+
+def _circle(root: Path, train: bool) -> ImageSet:
+    from engram.data.sources.circle import load_circle
+
+    return load_circle()
+
+
+def _mnist(root: Path, train: bool) -> ImageSet:
+    from engram.data.sources.idx import load_idx
+
+    return load_idx(root, "MNIST", train)
+
+
+def _fashion(root: Path, train: bool) -> ImageSet:
+    from engram.data.sources.idx import load_idx
+
+    return load_idx(root, "FashionMNIST", train)
+
+
+def _cifar10(root: Path, train: bool) -> ImageSet:
+    from engram.data.sources.cifar import load_cifar
+
+    return load_cifar(root, "cifar10", train)
+
+
+def _cifar100(root: Path, train: bool) -> ImageSet:
+    from engram.data.sources.cifar import load_cifar
+
+    return load_cifar(root, "cifar100", train)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One data set: `signs` are files under the data root of which any one shows that it is there."""
+
+    name: str
+    description: str
+    labels: str  # the label map that fits it best
+    load: Callable[[Path, bool], ImageSet]
+    signs: tuple[str, ...] = ()
+
+    @property
+    def embedded(self) -> bool:
+        """Comes with engram, so there is nothing to fetch."""
+        return not self.signs
+
+    @property
+    def has_test(self) -> bool:
+        """Only the published sets come with a test split."""
+        return not self.embedded
+
+    def found(self, root: Path) -> Path | None:
+        """The folder under `root` that holds it, or None."""
+        return next(((root / sign).parent for sign in self.signs if (root / sign).is_file()), None)
+
+
+_IDX = "raw/train-images-idx3-ubyte"
+CATALOG: dict[str, Entry] = {
+    entry.name: entry
+    for entry in (
+        Entry("faces", "100 faces and 100 non-faces, 25×25 gray", "face", _faces),
+        Entry("circle", "20 points on the unit circle", "identity", _circle),
+        Entry(
+            "mnist",
+            "handwritten digits, 28×28 gray",
+            "odd-even",
+            _mnist,
+            (f"MNIST/{_IDX}", f"MNIST/{_IDX}.gz"),
+        ),
+        Entry(
+            "fashion-mnist",
+            "ten kinds of clothing, 28×28 gray",
+            "identity",
+            _fashion,
+            (f"FashionMNIST/{_IDX}", f"FashionMNIST/{_IDX}.gz"),
+        ),
+        Entry(
+            "cifar10",
+            "photographs of animals and vehicles, 32×32 RGB",
+            "vehicles-animals",
+            _cifar10,
+            ("cifar-10-batches-py/data_batch_1", "cifar-10-batches-bin/data_batch_1.bin"),
+        ),
+        Entry(
+            "cifar100",
+            "photographs of a hundred things, 32×32 RGB",
+            "identity",
+            _cifar100,
+            ("cifar-100-python/train", "cifar-100-binary/train.bin"),
+        ),
+    )
+}
+
+
+def load(name: str, *, root: Path | None = None, train: bool = True) -> ImageSet:
+    """Load a data set by name, `npz:PATH`, `folder:PATH`, or the plain path of a .npz file or a folder.
+
+    >>> load("circle").shape
+    (2,)
+    """
+    if name in CATALOG:
+        entry = CATALOG[name]
+        require(train or entry.has_test, "train", f"must be True for {name}, which has no test split", train)
+        return entry.load(data_root(root), train)
+    kind, path = _own_data(name)
+    require(train, "train", f"must be True for {kind}:{path}, which has no test split", train)
+    if kind == "npz":
+        from engram.data.sources.npz import load_npz
+
+        return load_npz(path)
+    from engram.data.sources.folder import load_folder
+
+    return load_folder(path)
+
+
+def default_labels(name: str) -> str:
+    """Name of the label map to use when none is chosen.
+
+    >>> default_labels("mnist"), default_labels("folder:photos")
+    ('odd-even', 'identity')
+    """
+    return CATALOG[name].labels if name in CATALOG else "identity"
+
+
+def _own_data(name: str) -> tuple[str, Path]:
+    """Split `npz:PATH` and `folder:PATH`, and tell what a plain path is."""
+    kind, colon, place = name.partition(":")
+    if colon and kind in ("npz", "folder"):
+        return kind, Path(place).expanduser()
+    path = Path(name).expanduser()
+    if path.suffix == ".npz" and path.is_file():
+        return "npz", path
+    if path.is_dir():
+        return "folder", path
+    close = difflib.get_close_matches(name, CATALOG, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise ConfigError(
+        f"there is no data set {name!r}; {hint}choose one of {', '.join(CATALOG)}, "
+        f"or your own as npz:PATH (arrays images, labels) or folder:PATH (one subfolder a class)"
+    )

@@ -1,0 +1,1 @@
+"""One file a source; each returns an ImageSet."""

@@ -1,0 +1,1 @@
+"""One small preset for each figure and table of the papers."""

@@ -1,0 +1,88 @@
+"""Files that appear whole or not at all: write aside, flush to disk, rename."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engram.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` by `content` atomically; on any failure the old file stays as it was."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise CheckpointError(_cannot_write(path, error)) from error
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(aside, 0o666 & ~_umask())  # noqa: PTH101 - mkstemp makes private files; ours are ordinary ones
+        os.replace(aside, path)  # noqa: PTH105 - the atomic call itself
+    except OSError as error:
+        Path(aside).unlink(missing_ok=True)
+        raise CheckpointError(_cannot_write(path, error)) from error
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file atomically."""
+    from safetensors.torch import save
+
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_bytes(path, save(contiguous, dict(metadata) if metadata else None))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file; the format holds numbers only, nothing in it is executed."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"there is no file {path}; check the path") from error
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is not a whole safetensors file ({error}); copy or save it again") from error
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"there is no file {path}; check the path") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not readable JSON ({error}); write it again") from error
+
+
+def prepare_directory(path: Path) -> Path:
+    """Make an output directory and prove that it can be written before hours of work go into it."""
+    write_bytes(path / ".writable", b"")
+    (path / ".writable").unlink()
+    return path
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _cannot_write(path: Path, error: OSError) -> str:
+    return f"can't write {path}: {error.strerror or error}; free some space or choose another place with -o"

@@ -1,0 +1,137 @@
+"""How far apart two images are when brightness and contrast do not count."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+
+from engram.errors import require
+
+
+def zscored(images: Tensor, per_channel: bool = False) -> Tensor:
+    """Flatten each image and z-score it: z = (x - mean(x)) / std(x), with std over d (not d - 1) values.
+
+    `per_channel` z-scores every channel by itself and then scales the whole image to mean square 1, which
+    changes something only where a channel is constant. A constant image has no z-score: it becomes zeros.
+
+    images [n, C, H, W] or [n, d] -> [n, d].
+
+    >>> zscored(torch.tensor([[0.0, 2.0], [5.0, 5.0]]))
+    tensor([[-1.,  1.],
+            [ 0.,  0.]])
+    """
+    images = _floating(images)
+    require(images.ndim >= 2, "images", "must be [n, C, H, W] or [n, d]", tuple(images.shape))
+    if not per_channel:
+        return _standardised(images.flatten(1))
+    require(
+        images.ndim == 4,
+        "images",
+        "must be [n, C, H, W] to be z-scored per channel",
+        tuple(images.shape),
+        "give vectors with per_channel=False",
+    )
+    return _unit_mean_square(_standardised(images.flatten(2)).flatten(1))
+
+
+def ncc(a: Tensor, b: Tensor, per_channel: bool = False) -> Tensor:
+    """Normalised cross-correlation of every image of `a` with every image of `b`.
+
+    ncc_ij = (1/d) sum_k z(a_i)_k z(b_j)_k, in [-1, 1]; 0 if either image is constant.
+
+    a [n, ...], b [m, ...] -> [n, m].
+
+    >>> ncc(torch.tensor([[0.0, 1.0]]), torch.tensor([[3.0, 7.0], [7.0, 3.0], [4.0, 4.0]]))
+    tensor([[ 1., -1.,  0.]])
+    """
+    require_same_shape(a, b)
+    za, zb = zscored(a, per_channel), zscored(b, per_channel)
+    dtype = torch.promote_types(za.dtype, zb.dtype)
+    return (za.to(dtype) @ zb.to(dtype).T / za.shape[1]).clamp(-1, 1)
+
+
+def zscored_distance(a: Tensor, b: Tensor, per_channel: bool = False) -> Tensor:
+    """Squared L2 distance between z-scored images, Eq. (16) of Buzaglo et al. 2023.
+
+    D_ij = || z(a_i) - z(b_j) ||² = 2 d (1 - ncc_ij) when neither is constant; a constant image is the zero
+    vector, so it is d away from every other image and 0 away from another constant one. The paper divides
+    by the standard deviation over d - 1 values: its distances are (d - 1) / d times these, same ranking.
+
+    a [n, ...], b [m, ...] -> [n, m].
+
+    >>> zscored_distance(torch.tensor([[0.0, 1.0]]), torch.tensor([[3.0, 7.0], [7.0, 3.0], [4.0, 4.0]]))
+    tensor([[0., 8., 2.]])
+    """
+    correlation = ncc(a, b, per_channel)
+    present_a = ~_constant(a.flatten(1)).flatten()  # [n]
+    present_b = ~_constant(b.flatten(1)).flatten()  # [m]
+    if per_channel:  # an image whose channels are each constant is the zero vector too
+        present_a, present_b = (~_constant(x.flatten(2)).all(1).flatten() for x in (a, b))
+    squared_norms = present_a.to(correlation)[:, None] + present_b.to(correlation)[None, :]
+    return a[0].numel() * (squared_norms - 2 * correlation)
+
+
+def half_resolution(images: Tensor) -> Tensor:
+    """Average 2x2 blocks of pixels, as the 2022 protocol does with CIFAR: [n, C, H, W] -> [n, C, H/2, W/2].
+
+    >>> half_resolution(torch.tensor([[[[1.0, 3.0], [5.0, 7.0]]]]))
+    tensor([[[[4.]]]])
+    """
+    even = images.ndim == 4 and images.shape[2] % 2 == 0 and images.shape[3] % 2 == 0
+    require(even, "images", "must be [n, C, H, W] with even H and W", tuple(images.shape), "crop or pad them")
+    return avg_pool2d(_floating(images), 2)
+
+
+def stretched(images: Tensor) -> Tensor:
+    """Map each image's minimum to 0 and maximum to 1 (all channels together); a constant image becomes zeros.
+
+    (x - min x) / (max x - min x), shapes [n, ...] -> [n, ...].
+
+    >>> stretched(torch.tensor([[-1.0, 0.0, 3.0], [2.0, 2.0, 2.0]]))
+    tensor([[0.0000, 0.2500, 1.0000],
+            [0.0000, 0.0000, 0.0000]])
+    """
+    flat = _floating(images).flatten(1)
+    low, high = flat.aminmax(dim=1, keepdim=True)
+    span = torch.where(high > low, high - low, torch.ones_like(low))
+    return ((flat - low) / span).view(images.shape)
+
+
+def require_same_shape(a: Tensor, b: Tensor, names: tuple[str, str] = ("a", "b")) -> None:
+    """Both batches must hold things of one shape; the message gives both."""
+    require(
+        a.ndim >= 2 and a.shape[1:] == b.shape[1:],
+        f"{names[0]} and {names[1]}",
+        "must hold images of one shape",
+        (tuple(a.shape), tuple(b.shape)),
+        "reshape one of them to [count, *image shape] of the other",
+    )
+
+
+def _floating(images: Tensor) -> Tensor:
+    """Float32 or float64 as it came; anything else as float32."""
+    return images if images.dtype in (torch.float32, torch.float64) else images.float()
+
+
+def _constant(rows: Tensor) -> Tensor:
+    """Exact test, since the standard deviation of a constant is seldom exactly 0: [..., d] -> [..., 1]."""
+    low, high = rows.aminmax(dim=-1, keepdim=True)
+    return low == high
+
+
+def _standardised(rows: Tensor) -> Tensor:
+    """Mean 0 and mean square 1 along the last axis; constant rows become 0."""
+    centred = rows - rows.mean(-1, keepdim=True)
+    return _unit_mean_square(centred.masked_fill_(_constant(rows), 0))
+
+
+def _unit_mean_square(rows: Tensor) -> Tensor:
+    """Scale rows to mean square 1; zero rows stay zero.
+
+    Dividing by the largest entry first keeps the squares of tiny candidates from vanishing in float32.
+    """
+    peak = torch.linalg.vector_norm(rows, torch.inf, dim=-1, keepdim=True)
+    rows = rows / torch.where(peak > 0, peak, torch.ones_like(peak))
+    size = torch.linalg.vector_norm(rows, dim=-1, keepdim=True) / rows.shape[-1] ** 0.5
+    return rows.div_(torch.where(size > 0, size, torch.ones_like(size)))

@@ -1,0 +1,136 @@
+"""score: match candidates to images by a protocol, one row for each image."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from engram.errors import require
+from engram.matching.assign import one_to_one, require_assignable
+from engram.matching.distances import require_same_shape
+from engram.matching.protocols import ScoringProtocol
+from engram.matching.search import KEPT, Progress, Scorer, all_scores, search
+from engram.matching.table import MatchTable
+from engram.matching.vote import vote_average
+
+Assignment = Literal["nearest", "one-to-one"]
+
+PIXEL_TOLERANCE = 1e-4
+"""Rounding allowed in pixels that went through mean subtraction and back."""
+
+
+@torch.no_grad()
+def score(
+    candidates: Tensor,
+    images: Tensor,
+    mean: Tensor,
+    *,
+    protocol: ScoringProtocol,
+    assignment: Assignment = "nearest",
+    labels: Tensor | None = None,
+    model_outputs: Tensor | None = None,
+    progress: Progress | None = None,
+) -> MatchTable:
+    """Find, for every image, its reconstruction among the candidates, and measure it.
+
+    candidates [m, *shape] in network coordinates (mean subtracted); images [n, *shape] in [0, 1];
+    mean [*shape]; labels and model_outputs [n, ...] are only carried into the table.
+
+    "nearest" lets a candidate serve several images and votes as the protocol says. "one-to-one" uses each
+    candidate at most once and so does not vote: averaging would share candidates again.
+
+    >>> from engram.matching import VectorProtocol
+    >>> points = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    >>> table = score(points.flip(0), points, torch.zeros(2), protocol=VectorProtocol())
+    >>> table.candidate, table.count("relative_l2", 0.1)
+    (tensor([1, 0]), 2)
+    """
+    _check(candidates, images, mean, protocol, assignment, labels, model_outputs)
+    dtype = torch.promote_types(torch.promote_types(candidates.dtype, images.dtype), torch.float32)
+    images, mean = images.to(dtype), mean.to(images.device, dtype)
+    originals = images - mean
+    scorer = protocol.scorer(originals)
+    if assignment == "one-to-one":
+        chosen, best_scores = _assigned(scorer, candidates)
+        floor = None
+    else:
+        found = search(scorer, candidates, keep=KEPT, progress=progress)
+        chosen, best_scores = found.best, found.best_scores
+        floor = protocol.floor(best_scores)
+    if floor is None:
+        averages = protocol.prepare(candidates[chosen.clamp(min=0).to(candidates.device)].to(images))
+        votes = (chosen >= 0).to(torch.int64)
+    else:
+        averages, votes = vote_average(candidates, found, floor, scorer, prepare=protocol.prepare)
+    measures = protocol.measure(averages, images, mean)
+    unmatched = chosen < 0
+    return MatchTable(
+        sample=torch.arange(len(images), device=images.device),
+        candidate=chosen,
+        votes=votes,
+        distance=protocol.distance(best_scores, originals),
+        reconstruction=_blank(measures.reconstruction, unmatched, 0.0),
+        ssim=None if measures.ssim is None else _blank(measures.ssim, unmatched),
+        ncc=None if measures.ncc is None else _blank(measures.ncc, unmatched),
+        relative_l2=None if measures.relative_l2 is None else _blank(measures.relative_l2, unmatched),
+        label=labels,
+        model_output=model_outputs,
+    )
+
+
+def _assigned(scorer: Scorer, candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """Each image's own candidate (-1 for none) and their score (NaN for none), [n] each."""
+    scores = all_scores(scorer, candidates)
+    chosen = one_to_one(scores)
+    own = scores.gather(1, chosen.clamp(min=0)[:, None]).squeeze(1)
+    return chosen, _blank(own, chosen < 0)
+
+
+def _blank(values: Tensor, rows: Tensor, fill: float = torch.nan) -> Tensor:
+    """Overwrite the rows that got no candidate; a metric without a reconstruction is not a number."""
+    return values.masked_fill(rows.view(-1, *[1] * (values.ndim - 1)), fill)
+
+
+def _check(
+    candidates: Tensor,
+    images: Tensor,
+    mean: Tensor,
+    protocol: ScoringProtocol,
+    assignment: str,
+    labels: Tensor | None,
+    model_outputs: Tensor | None,
+) -> None:
+    require(len(candidates) > 0, "candidates", "must not be empty", tuple(candidates.shape))
+    require(len(images) > 0, "images", "must not be empty", tuple(images.shape))
+    require_same_shape(candidates, images, ("candidates", "images"))
+    require(
+        mean.shape == images.shape[1:],
+        "mean",
+        f"must have the shape of one image, {tuple(images.shape[1:])}",
+        tuple(mean.shape),
+        "give the training set's mean image, without a batch axis",
+    )
+    if protocol.images_only:
+        require(
+            images.ndim == 4, "images", "must be [n, C, H, W]", tuple(images.shape), "use VectorProtocol()"
+        )
+        low, high = images.min().item(), images.max().item()
+        in_range = low >= -PIXEL_TOLERANCE and high <= 1 + PIXEL_TOLERANCE
+        require(
+            in_range,
+            "images",
+            "must have pixels in [0, 1]",
+            (low, high),
+            "give them without mean subtraction",
+        )
+    for name, column in (("labels", labels), ("model_outputs", model_outputs)):
+        fits = column is None or len(column) == len(images)
+        require(
+            fits, name, f"must have one row for each of {len(images)} images", column is None or len(column)
+        )
+    known = assignment in ("nearest", "one-to-one")
+    require(known, "assignment", 'must be "nearest" or "one-to-one"', assignment)
+    if assignment == "one-to-one":
+        require_assignable(len(images), len(candidates))

@@ -1,0 +1,1 @@
+"""3-5  Reconstruct: from an AttackerView to candidates."""

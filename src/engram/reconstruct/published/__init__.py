@@ -1,0 +1,1 @@
+"""The scheme of the papers, unchanged: any network, through autograd. The slow oracle."""

@@ -1,0 +1,1 @@
+"""7  Report: numbers as records, then figures."""

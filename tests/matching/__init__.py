@@ -1,0 +1,1 @@
+"""Tests of engram.matching; `reference` holds the slow, obvious versions."""
