@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engram.errors import UnsupportedModelError
 from engram.targets.networks import DenseNetwork
+from engram.targets.state_dict import SUPPORTED
 from engram.task import Task
 
 
@@ -29,14 +30,11 @@ class AttackerView:
                 f"but the first layer takes {inputs:,}; give the shape of one input, e.g. 3x32x32"
             )
         if outputs != self.task.outputs:
-            problems.append(f"the network has {outputs} outputs, but a {self.task.name} task has {self.task.outputs}")
+            problems.append(
+                f"the network has {outputs} outputs, but a {self.task.name} task has {self.task.outputs}"
+            )
         if any(not bool(value.isfinite().all()) for value in self.network.params.values()):
             problems.append("some weights are NaN or infinite; the training diverged or the file is damaged")
         if problems:
             raise UnsupportedModelError(problems, supported=SUPPORTED)
 
-
-SUPPORTED = (
-    "fully-connected ReLU networks with one output (binary), weights as [out, in], "
-    "with or without biases, saved as a state_dict (.pt, .pth) or safetensors"
-)

@@ -41,7 +41,9 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
     """Write a safetensors file atomically."""
     from safetensors.torch import save
 
@@ -59,7 +61,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no file {path}; check the path") from error
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is not a whole safetensors file ({error}); copy or save it again") from error
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file ({error}); copy or save it again"
+        ) from error
 
 
 def read_json(path: Path) -> Any:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engram.errors import ConfigError
@@ -18,7 +17,9 @@ from engram.errors import ConfigError
 class Task(Protocol):
     """The meaning of a network's outputs for training, for the attack and for scoring."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """As the command line and the cards spell it."""
 
     @property
     def outputs(self) -> int:
@@ -58,7 +59,7 @@ class Binary:
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """mean_i log(1 + exp(-y_i Phi(x_i)))."""
-        return F.softplus(-self.margins(logits, labels)).mean()
+        return torch.nn.functional.softplus(-self.margins(logits, labels)).mean()
 
     def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
         return self.margins(logits, labels) > 0

@@ -53,7 +53,9 @@ class DenseNetwork:
             biases=tuple(params.get(f"layers.{layer}.bias") for layer in layers),
         )
 
-    def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> DenseNetwork:
+    def to(
+        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> DenseNetwork:
         moved = {name: value.to(device=device, dtype=dtype) for name, value in self.params.items()}
         return self.with_params(moved)
 
@@ -68,7 +70,7 @@ class DenseNetwork:
 
     @property
     def is_homogeneous(self) -> bool:
-        """Whether scaling all params by c scales the output by a power of c: biases in the first layer only."""
+        """Whether scaling all params scales the output by a power: biases in the first layer only."""
         return all(bias is None for bias in self.biases[1:])
 
 

@@ -104,7 +104,7 @@ class GradientDescent:
         generator.set_state(state["_shuffle"].cpu())
         order = torch.randperm(len(self.inputs), generator=generator).to(self.inputs.device)
         state["_shuffle"] = generator.get_state()
-        return order.split(self.recipe.batch)
+        return list(torch.split(order, self.recipe.batch))
 
     def _descend(self, state: State, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         params = {name: state[name].requires_grad_() for name in self.start.params}
@@ -139,7 +139,7 @@ class Quality:
 def measure(network: DenseNetwork, task: Task, inputs: Tensor, labels: Tensor) -> Quality:
     """Loss, accuracy and smallest margin, in chunks so that a large test set fits."""
     dtype = network.weights[0].dtype
-    logits = torch.cat([network(chunk.to(dtype)) for chunk in inputs.split(4096)])
+    logits = torch.cat([network(chunk.to(dtype)) for chunk in torch.split(inputs, 4096)])
     return Quality(
         loss=float(task.loss(logits, labels)),
         accuracy=float(task.correct(logits, labels).double().mean()),

@@ -1,4 +1,4 @@
-"""Haim et al. 2022 as an iteration: stochastic-free gradient descent with momentum on candidates and duals."""
+"""Haim et al. 2022 as an iteration: gradient descent with momentum on candidates and duals."""
 
 from __future__ import annotations
 
@@ -127,6 +127,4 @@ class PublishedScheme:
         return f"lower --lr-images (now {rate:g}), or --image-std (now {spread:g})"
 
     def reconstruction(self, state: State) -> Reconstruction:
-        return Reconstruction(
-            *(state[name].detach().cpu() for name in ("images", "duals", "labels"))
-        )
+        return Reconstruction(*(state[name].detach().cpu() for name in ("images", "duals", "labels")))

@@ -1,0 +1,42 @@
+"""`engram`: the command line. Commands import what they need when they run, so that help is instant."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from engram.cli import data, demo, inspect, reconstruct, reproduce, score, train
+
+app = typer.Typer(
+    name="engram",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Measure which training images a stranger could read out of a classifier's weights. "
+    "Audit models that you own or may test.",
+    epilog="Start with: engram demo",
+)
+app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
+app.add_typer(data.app, name="data")
+app.command("train", epilog=train.EXAMPLES)(train.train)
+app.command("inspect", epilog=inspect.EXAMPLES)(inspect.inspect)
+app.command("reconstruct", epilog=reconstruct.EXAMPLES)(reconstruct.reconstruct)
+app.command("score", epilog=score.EXAMPLES)(score.score)
+app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)
+
+
+def main() -> None:
+    """Run the command line; an expected failure is one message and exit code 1, without a traceback."""
+    from engram.errors import EngramError
+
+    try:
+        app()
+    except EngramError as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(1)
+    except BrokenPipeError:
+        # The reader of our output went away (`engram ... | head`): not an error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,120 @@
+"""Options that several commands share, and the reading of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from engram.loop import Observer, Values
+
+DataRoot = Annotated[
+    Path | None,
+    typer.Option("--data-root", help="Folder with the data sets; else ENGRAM_DATA, else ~/.cache/engram."),
+]
+DataName = Annotated[
+    str | None, typer.Option("--data", help="A name from `engram data list`, npz:PATH or folder:PATH.")
+]
+Labels = Annotated[
+    str | None, typer.Option("--labels", metavar="MAP", help="Label map; the data set's own by default.")
+]
+InputShape = Annotated[
+    str | None,
+    typer.Option(
+        "--input-shape", metavar="CxHxW", help="Shape of one input, e.g. 3x32x32; read from the card."
+    ),
+]
+TaskName = Annotated[str | None, typer.Option("--task", help="What the output means: binary.")]
+Device = Annotated[str, typer.Option("--device", help="Where to compute: cpu, cuda or mps.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on from the last snapshot in the output directory.")
+]
+
+SnapshotEvery = Annotated[
+    float, typer.Option("--snapshot-every", min=0, help="Seconds between snapshots, for --resume.")
+]
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """'3x32x32' -> (3, 32, 32).
+
+    >>> parse_shape("3x32x32")
+    (3, 32, 32)
+    """
+    from engram.errors import ConfigError
+
+    parts = text.lower().replace("×", "x").split("x")
+    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise ConfigError(
+            f"--input-shape must be positive numbers joined by x, got {text!r}; for example 3x32x32"
+        )
+    return tuple(int(part) for part in parts)
+
+
+def parse_widths(text: str) -> tuple[int, ...]:
+    """'1000,1000' -> (1000, 1000)."""
+    from engram.errors import ConfigError
+
+    parts = text.split(",")
+    if not all(part.strip().isdigit() for part in parts):
+        raise ConfigError(f"--widths must be numbers joined by commas, got {text!r}; for example 1000,1000")
+    return tuple(int(part) for part in parts)
+
+
+def parse_seconds(text: str) -> float:
+    """A time such as 30s, 5m or 1h in seconds; a plain number is seconds.
+
+    >>> parse_seconds("90"), parse_seconds("1.5m"), parse_seconds("1h")
+    (90.0, 90.0, 3600.0)
+    """
+    from engram.errors import ConfigError
+
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1.0)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(f"--budget must be a positive time, got {text!r}; for example 30s, 5m or 1h")
+    return seconds
+
+
+def check_device(name: str) -> str:
+    """The device, or an error that says why it is not to be had."""
+    import torch
+
+    from engram.errors import ConfigError
+
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"--device {name} can't be used here ({reason}); use --device cpu") from error
+    return name
+
+
+@contextmanager
+def progress_bar(title: str, steps: int) -> Iterator[Observer]:
+    """An observer that shows a bar with loss and time left on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.4g}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(title, total=steps, loss=float("nan"))
+
+        def observe(step: int, metrics: Values) -> None:
+            bar.update(task, completed=step, loss=metrics["loss"])
+
+        yield observe

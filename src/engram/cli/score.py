@@ -1,0 +1,135 @@
+"""`engram score`: compare a reconstruction with the data it may have come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from engram.cli.options import DataName, DataRoot, Labels
+
+if TYPE_CHECKING:
+    from engram.data.choice import DataChoice
+    from engram.data.sampling import Split
+    from engram.matching import ScoreReport, ScoringProtocol
+    from engram.targets.networks import DenseNetwork
+
+EXAMPLES = (
+    "Examples: engram score runs/audit --data cifar10 -n 500; "
+    "engram score runs/gate/attack (takes the data from the model's card)"
+)
+
+
+def score(
+    run: Annotated[Path, typer.Argument(help="A directory of `engram reconstruct`.")],
+    data: DataName = None,
+    n: Annotated[int | None, typer.Option("-n", min=1, help="Number of training images.")] = None,
+    labels: Labels = None,
+    data_root: DataRoot = None,
+    data_seed: Annotated[
+        int | None, typer.Option("--data-seed", help="As in training; else the first of each class.")
+    ] = None,
+    protocol: Annotated[
+        str, typer.Option("--protocol", help="How candidates are matched: buzaglo2023 or haim2022.")
+    ] = "buzaglo2023",
+    assignment: Annotated[
+        str, typer.Option("--assignment", help="nearest, or one-to-one: each candidate once.")
+    ] = "nearest",
+    best: Annotated[int, typer.Option("--best", min=1, help="How many pairs to draw.")] = 45,
+) -> None:
+    """Count recovered training images beside held-out images and noise, and draw the best pairs."""
+    from engram.errors import ConfigError
+    from engram.files import write_json
+    from engram.matching import Buzaglo2023, Haim2022
+    from engram.pipeline import compare
+    from engram.reconstruct.candidates import Reconstruction
+    from engram.runs import RunDirectory
+
+    protocols: dict[str, ScoringProtocol] = {"buzaglo2023": Buzaglo2023(), "haim2022": Haim2022()}
+    if protocol not in protocols:
+        raise ConfigError(f"--protocol must be one of {', '.join(protocols)}, got {protocol!r}")
+    if assignment not in ("nearest", "one-to-one"):
+        raise ConfigError(f"--assignment must be nearest or one-to-one, got {assignment!r}")
+    found = Reconstruction.load(RunDirectory(run).reconstruction)
+    choice, network = _data_choice(run, data, n, labels, data_seed)
+    split = choice.load(data_root)
+    is_image = split.train.images.ndim == 4
+    report = compare(
+        found,
+        split,
+        network=network,
+        protocol=protocols[protocol] if is_image else None,
+        assignment="nearest" if assignment == "nearest" else "one-to-one",
+    )
+    write_json(run / "scores.json", {"data": vars(choice), **report.to_json(records=True)})
+    show_report(report)
+    typer.echo(f"wrote {run / 'scores.json'}")
+    if is_image:
+        write_pairs(run / "pairs.png", report, split, best)
+        typer.echo(f"wrote {run / 'pairs.png'}")
+
+
+def show_report(report: ScoreReport) -> None:
+    """The counts as a table; every count stands beside its null."""
+    from rich.console import Console
+    from rich.table import Table
+
+    n = len(report.train)
+    table = Table("recovered", f"of {n} training", "of held-out", "excess", "from noise")
+    for row in report.counts:
+        held_out = "unknown" if row.held_out is None else str(row.held_out)
+        excess = "unknown" if row.excess is None else f"{row.excess:g}"
+        table.add_row(row.threshold.text, str(row.train), held_out, excess, str(row.noise))
+    console = Console()
+    console.print(table)
+    mean = "-" if report.top10_mean is None else f"{report.top10_mean:.3f}"
+    console.print(
+        f"{report.candidates} candidates; mean {report.train.primary} of the ten best {mean}; "
+        f"scored in {report.seconds:.1f} s. The excess is what was recovered."
+    )
+    for warning in report.warnings:
+        console.print(f"note: {warning}")
+
+
+def write_pairs(path: Path, report: ScoreReport, split: Split, best: int) -> None:
+    """The best reconstructions above their training images."""
+    from engram.files import write_bytes
+    from engram.report.figures import Pair, pairs_figure
+
+    table = report.train.top(best)
+    assert table.ssim is not None
+    pairs = [
+        Pair(reconstruction, split.train.images[sample], f"{ssim:.2f}")
+        for reconstruction, sample, ssim in zip(
+            table.reconstruction, table.sample.tolist(), table.ssim.tolist(), strict=True
+        )
+    ]
+    title = f"{split.train.name}: the {len(pairs)} best of {len(report.train)} training images, with SSIM"
+    write_bytes(path, pairs_figure(pairs, title=title))
+
+
+def _data_choice(
+    run: Path, data: str | None, n: int | None, labels: str | None, seed: int | None
+) -> tuple[DataChoice, DenseNetwork | None]:
+    """The data named by the options, else by the card of the model that the run attacked."""
+    from engram.data.catalog import default_labels
+    from engram.data.choice import DataChoice
+    from engram.errors import ConfigError, EngramError
+    from engram.files import read_json
+    from engram.runs import RunDirectory
+    from engram.targets.checkpoint import open_target
+
+    record = read_json(RunDirectory(run).record)
+    try:
+        target = open_target(Path(str(record.get("model", ""))))
+    except EngramError:
+        target = None  # the model was moved: its outputs are left out of the table
+    network = None if target is None else target.network
+    if data is not None:
+        if n is None:
+            raise ConfigError("--data needs -n, the number of training images, e.g. -n 500")
+        return DataChoice(name=data, labels=labels or default_labels(data), n=n, seed=seed), network
+    if target is None or target.card is None:
+        raise ConfigError("say which data the model was trained on: --data NAME -n NUMBER [--labels MAP]")
+    return target.card.data, network

@@ -1,0 +1,31 @@
+"""From a MODEL argument to what an attacker holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engram.cli.options import parse_shape
+
+if TYPE_CHECKING:
+    from engram.attacker import AttackerView
+    from engram.targets.checkpoint import Target
+
+
+def attacker_view(target: Target, model: Path, input_shape: str | None, task: str | None) -> AttackerView:
+    """The view of a target; shape and task come from the options, else from its card."""
+    from engram.attacker import AttackerView
+    from engram.errors import ConfigError
+    from engram.task import task_named
+
+    if input_shape is not None:
+        shape = parse_shape(input_shape)
+    elif target.card is not None:
+        shape = target.card.input_shape
+    else:
+        raise ConfigError(
+            f"{model} does not say what shape its inputs have; give --input-shape, e.g. 3x32x32 "
+            f"(the first layer takes {target.network.sizes[0]:,} values)"
+        )
+    name = task or (target.card.task if target.card is not None else "binary")
+    return AttackerView(target.network, shape, task_named(name))

@@ -1,0 +1,34 @@
+"""DataChoice: which images of which data set, in words that a card can store and a command can repeat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engram.data.catalog import CATALOG, load
+from engram.data.image_set import ImageSet
+from engram.data.labels import apply_labels
+from engram.data.sampling import Split, balanced, largest, split
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataChoice:
+    """n balanced images of a data set under a label map: the first of each class, or a seeded choice."""
+
+    name: str
+    labels: str
+    n: int
+    seed: int | None = None
+
+    def load(self, root: Path | None = None, *, held_out: int | None = None) -> Split:
+        """Training images, as many held-out ones of the same classes, and the training mean."""
+        everything = apply_labels(load(self.name, root=root), self.labels)
+        return split(everything, self.n, held_out=held_out, seed=self.seed)
+
+    def load_test(self, root: Path | None = None) -> ImageSet | None:
+        """The data set's own test images, balanced as the papers do, or None where there are none."""
+        entry = CATALOG.get(self.name)
+        if entry is None or not entry.has_test:
+            return None
+        everything = apply_labels(load(self.name, root=root, train=False), self.labels)
+        return everything.take(balanced(everything, largest(everything)))

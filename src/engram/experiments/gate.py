@@ -1,0 +1,16 @@
+"""The demo: a door's access classifier that has memorised the faces it admits."""
+
+from __future__ import annotations
+
+from engram.data.choice import DataChoice
+from engram.reconstruct.published.scheme import Haim2022
+from engram.targets.spec import MLPSpec
+from engram.targets.train import Recipe
+from engram.task import Binary
+
+TASK = Binary()
+INPUT_SHAPE = (1, 25, 25)
+DATA = DataChoice(name="faces", labels="gate", n=50)
+NETWORK = MLPSpec(inputs=625, widths=(1000, 1000))
+RECIPE = Recipe(lr=0.02, epochs=4000)
+ATTACK = Haim2022(candidates=100, steps=2000, dtype="float32")

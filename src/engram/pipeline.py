@@ -1,0 +1,202 @@
+"""READ FIRST. The whole flow, one call a stage:
+
+    build_target   data -> trained network          (the owner's side; skipped for a model that exists)
+    AttackerView   network -> what a stranger holds (weights, input shape, task; no data beyond this line)
+    attack         AttackerView -> Reconstruction   (candidates, duals, labels)
+    compare        Reconstruction + data -> ScoreReport (what was recovered, beside its null counts)
+
+Each stage takes built objects and returns a value; with a `directory` it leaves files that survive a kill.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from engram import files
+from engram.attacker import AttackerView
+from engram.data.choice import DataChoice
+from engram.data.image_set import ImageSet
+from engram.data.sampling import Split, centred
+from engram.errors import ConfigError
+from engram.loop import Budget, Observer, Snapshots, Solution, run
+from engram.matching import Buzaglo2023, ScoreReport, ScoringProtocol, VectorProtocol, evaluate
+from engram.matching.score import Assignment
+from engram.reconstruct.candidates import Reconstruction
+from engram.reconstruct.published.scheme import Haim2022, PublishedScheme
+from engram.runs import MetricsLog, RunDirectory, versions
+from engram.targets.checkpoint import Card, Target, save_target
+from engram.targets.networks import DenseNetwork
+from engram.targets.spec import MLPSpec
+from engram.targets.train import Quality, Recipe, measure, train
+from engram.task import Task
+
+
+def build_target(
+    choice: DataChoice,
+    spec: MLPSpec,
+    recipe: Recipe,
+    task: Task,
+    *,
+    root: Path | None = None,
+    directory: Path | None = None,
+    device: str = "cpu",
+    resume: bool = False,
+    snapshot_every: float = 20.0,
+    observers: Sequence[Observer] = (),
+) -> Target:
+    """Train a network on the chosen images and measure it on images that it never saw."""
+    data = choice.load(root)
+    observed, snapshots = list(observers), None
+    if directory is not None:
+        snapshots = _prepared(directory, resume, snapshot_every)
+        observed.append(MetricsLog(RunDirectory(directory).metrics, every=max(1, recipe.epochs // 1000)))
+    network, solution = train(
+        spec,
+        recipe,
+        task,
+        centred(data.train.images, data.mean),
+        data.train.labels,
+        device=device,
+        snapshots=snapshots,
+        resume=resume,
+        observers=observed,
+    )
+    solution.require_finite()
+    network = network.to(device="cpu")
+    test = choice.load_test(root)
+
+    def quality(images: ImageSet | None) -> Quality | None:
+        if images is None or not len(images):
+            return None
+        return measure(network, task, centred(images.images, data.mean), images.labels)
+
+    trained = quality(data.train)
+    assert trained is not None
+    card = Card(
+        network=spec,
+        task=task.name,
+        input_shape=data.train.shape,
+        recipe=recipe,
+        data=choice,
+        epochs=solution.steps,
+        stopped=solution.reason.value,
+        seconds=solution.seconds,
+        train=trained,
+        held_out=quality(data.held_out),
+        test=quality(test),
+        test_images=0 if test is None else len(test),
+        versions=versions(),
+    )
+    if directory is not None:
+        save_target(directory, network, card)
+    return Target(network, card)
+
+
+def attack(
+    view: AttackerView,
+    settings: Haim2022,
+    *,
+    seconds: float | None = None,
+    directory: Path | None = None,
+    model: str = "",
+    resume: bool = False,
+    snapshot_every: float = 20.0,
+    observers: Sequence[Observer] = (),
+) -> tuple[Reconstruction, Solution]:
+    """Reconstruct training images from the view alone. `model` is only the name written into run.json."""
+    scheme = PublishedScheme(view, settings)
+    budget = Budget(steps=settings.steps, seconds=seconds)
+    observed, snapshots = list(observers), None
+    if directory is not None:
+        snapshots = _prepared(directory, resume, snapshot_every)
+        observed.append(MetricsLog(RunDirectory(directory).metrics, every=max(1, settings.steps // 1000)))
+        _record(directory, view, settings, model, None)
+    solution = run(scheme, budget, snapshots=snapshots, resume=resume, observers=observed)
+    found = scheme.reconstruction(solution.state)
+    if directory is not None:
+        _record(directory, view, settings, model, solution)
+        solution.require_finite()
+        found.save(RunDirectory(directory).reconstruction)
+    return found, solution
+
+
+def compare(
+    found: Reconstruction,
+    data: Split,
+    *,
+    network: DenseNetwork | None = None,
+    protocol: ScoringProtocol | None = None,
+    assignment: Assignment = "nearest",
+    seed: int = 0,
+) -> ScoreReport:
+    """Match candidates with training images, held-out images and noise; vectors are scored by distance."""
+    images = data.train.images
+    outputs = None
+    if network is not None:
+        with torch.no_grad():
+            outputs = network(centred(images, data.mean).to(network.weights[0].dtype)).squeeze(1)
+    return evaluate(
+        found.images,
+        images,
+        data.held_out.images,
+        data.mean,
+        protocol=protocol or (Buzaglo2023() if images.ndim == 4 else VectorProtocol()),
+        generator=torch.Generator().manual_seed(seed),
+        assignment=assignment,
+        labels=data.train.labels,
+        model_outputs=outputs,
+    )
+
+
+def weights_digest(network: DenseNetwork) -> str:
+    """SHA-256 of the weights: says which model a result belongs to."""
+    digest = hashlib.sha256()
+    for name, value in network.params.items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _prepared(directory: Path, resume: bool, snapshot_every: float) -> Snapshots:
+    """Snapshots in a writable directory; an earlier run there is gone on with or left alone, never mixed."""
+    files.prepare_directory(directory)
+    run_directory = RunDirectory(directory)
+    if not resume and (run_directory.snapshot.exists() or run_directory.metrics.exists()):
+        raise ConfigError(
+            f"{directory} already holds a run; go on with --resume, or choose another directory with -o"
+        )
+    return Snapshots(path=run_directory.snapshot, every_seconds=snapshot_every)
+
+
+def _record(
+    directory: Path, view: AttackerView, settings: Haim2022, model: str, solution: Solution | None
+) -> None:
+    outcome = (
+        {"state": "running"}
+        if solution is None
+        else {
+            "state": solution.reason.name.lower(),
+            "message": solution.message,
+            "steps": solution.steps,
+            "seconds": solution.seconds,
+        }
+    )
+    record = {
+        "schema_version": 1,
+        "kind": "reconstruction",
+        "recipe": "haim2022",
+        "settings": asdict(settings),
+        "model": model,
+        "weights_sha256": weights_digest(view.network),
+        "network": view.network.name,
+        "input_shape": list(view.input_shape),
+        "task": view.task.name,
+        "outcome": outcome,
+        "versions": versions(),
+    }
+    files.write_json(RunDirectory(directory).record, record)
