@@ -1,1 +1,57 @@
-"""engram: what a training sample leaves in the weights."""
+"""engram: measure which training images a stranger could read out of a classifier's weights.
+
+The flow, and where each stage lives:
+
+    data -> targets ............ the owner's side: images, a network, its training
+    targets -> AttackerView .... what is released: weights, input shape, task
+    AttackerView -> reconstruct  the attack: candidates, duals, labels; no data
+    reconstruct -> matching .... what was recovered, beside its null counts
+    matching -> report ......... numbers and pictures
+
+`engram.pipeline` calls the stages in this order. Names below are loaded when first used, so that importing
+engram is instant.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engram.attacker import AttackerView as AttackerView
+    from engram.data.choice import DataChoice as DataChoice
+    from engram.pipeline import attack as attack
+    from engram.pipeline import build_target as build_target
+    from engram.pipeline import compare as compare
+    from engram.reconstruct.candidates import Reconstruction as Reconstruction
+    from engram.reconstruct.published.scheme import Haim2022 as Haim2022
+    from engram.targets.checkpoint import open_target as open_target
+    from engram.targets.spec import MLPSpec as MLPSpec
+    from engram.targets.train import Recipe as Recipe
+    from engram.task import Binary as Binary
+
+_HOMES = {
+    "AttackerView": "engram.attacker",
+    "Binary": "engram.task",
+    "DataChoice": "engram.data.choice",
+    "Haim2022": "engram.reconstruct.published.scheme",
+    "MLPSpec": "engram.targets.spec",
+    "Recipe": "engram.targets.train",
+    "Reconstruction": "engram.reconstruct.candidates",
+    "attack": "engram.pipeline",
+    "build_target": "engram.pipeline",
+    "compare": "engram.pipeline",
+    "open_target": "engram.targets.checkpoint",
+}
+
+__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'engram' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

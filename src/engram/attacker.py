@@ -37,4 +37,3 @@ class AttackerView:
             problems.append("some weights are NaN or infinite; the training diverged or the file is damaged")
         if problems:
             raise UnsupportedModelError(problems, supported=SUPPORTED)
-

@@ -1,0 +1,11 @@
+"""`make bench`: every benchmark that takes minutes; each prints its numbers and the ratio it is about."""
+
+from __future__ import annotations
+
+import importlib
+
+NAMES = ("published",)
+
+for name in NAMES:
+    print(f"== benchmarks.{name}", flush=True)
+    importlib.import_module(f"benchmarks.{name}").main()
