@@ -23,7 +23,10 @@ def main() -> None:
 
     def progress(epoch: int, metrics: Values) -> None:
         if epoch % 500 == 0:
-            print(f"epoch {epoch:6d}  loss {metrics['loss']:.5f}  {time.monotonic() - started:.0f} s", flush=True)
+            print(
+                f"epoch {epoch:6d}  loss {metrics['loss']:.5f}  {time.monotonic() - started:.0f} s",
+                flush=True,
+            )
 
     target = build_target(
         DataChoice(name="cifar10", labels="vehicles-animals", n=500),

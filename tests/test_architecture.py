@@ -13,8 +13,8 @@ import torch
 from engram.attacker import AttackerView
 from engram.data.choice import DataChoice
 from engram.pipeline import build_target
+from engram.targets.descent import Recipe
 from engram.targets.spec import MLPSpec
-from engram.targets.train import Recipe
 from engram.task import Binary
 
 SOURCE = Path(__file__).parents[1] / "src" / "engram"
@@ -39,8 +39,19 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 # What an attack may never reach.
 FORBIDDEN = {
-    "attacker": ("engram.data", "engram.targets.train", "engram.targets.checkpoint"),
-    "reconstruct": ("engram.data", "engram.targets.train", "engram.targets.checkpoint", "engram.matching"),
+    "attacker": (
+        "engram.data",
+        "engram.targets.train",
+        "engram.targets.descent",
+        "engram.targets.checkpoint",
+    ),
+    "reconstruct": (
+        "engram.data",
+        "engram.targets.train",
+        "engram.targets.descent",
+        "engram.targets.checkpoint",
+        "engram.matching",
+    ),
     "matching": ("engram.data", "engram.targets"),
 }
 
@@ -82,7 +93,7 @@ def test_attack_code_loads_no_data_code() -> None:
     """Not even through what it imports: seen in a fresh interpreter."""
     program = (
         "import sys, engram.reconstruct.published.scheme;"
-        "print([m for m in sys.modules if m.startswith(('engram.data', 'engram.targets.train'))])"
+        "print([m for m in sys.modules if m.startswith(('engram.data', 'engram.targets.train', 'engram.targets.descent'))])"
     )
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert child.stdout.strip() == "[]"

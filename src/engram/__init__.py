@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from engram.reconstruct.candidates import Reconstruction as Reconstruction
     from engram.reconstruct.published.scheme import Haim2022 as Haim2022
     from engram.targets.checkpoint import open_target as open_target
+    from engram.targets.descent import Recipe as Recipe
     from engram.targets.spec import MLPSpec as MLPSpec
-    from engram.targets.train import Recipe as Recipe
     from engram.task import Binary as Binary
 
 _HOMES = {
@@ -36,7 +36,7 @@ _HOMES = {
     "DataChoice": "engram.data.choice",
     "Haim2022": "engram.reconstruct.published.scheme",
     "MLPSpec": "engram.targets.spec",
-    "Recipe": "engram.targets.train",
+    "Recipe": "engram.targets.descent",
     "Reconstruction": "engram.reconstruct.candidates",
     "attack": "engram.pipeline",
     "build_target": "engram.pipeline",

@@ -30,9 +30,10 @@ from engram.reconstruct.candidates import Reconstruction
 from engram.reconstruct.published.scheme import Haim2022, PublishedScheme
 from engram.runs import MetricsLog, RunDirectory, versions
 from engram.targets.checkpoint import Card, Target, save_target
+from engram.targets.descent import Recipe
 from engram.targets.networks import DenseNetwork
 from engram.targets.spec import MLPSpec
-from engram.targets.train import Quality, Recipe, measure, train
+from engram.targets.train import Quality, measure, train
 from engram.task import Task
 
 

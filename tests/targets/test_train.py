@@ -10,9 +10,10 @@ import torch
 
 from engram.errors import ConfigError
 from engram.loop import Budget, Snapshots, StopReason, run
+from engram.targets.descent import GradientDescent, Recipe
 from engram.targets.networks import initialise
 from engram.targets.spec import MLPSpec
-from engram.targets.train import GradientDescent, Recipe, measure, train
+from engram.targets.train import measure, train
 from engram.task import Binary
 from tests import cases
 

@@ -70,8 +70,8 @@ def train(
     from engram.data.choice import DataChoice
     from engram.errors import ConfigError
     from engram.pipeline import build_target
+    from engram.targets.descent import Recipe
     from engram.targets.spec import MLPSpec
-    from engram.targets.train import Recipe
     from engram.task import Binary
 
     try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from engram.data.choice import DataChoice
 from engram.reconstruct.published.scheme import Haim2022
+from engram.targets.descent import Recipe
 from engram.targets.spec import MLPSpec
-from engram.targets.train import Recipe
 from engram.task import Binary
 
 TASK = Binary()

@@ -11,10 +11,11 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from engram import files
 from engram.data.choice import DataChoice
 from engram.errors import CheckpointError
+from engram.targets.descent import Recipe
 from engram.targets.foreign import read_network
 from engram.targets.networks import DenseNetwork
 from engram.targets.spec import MLPSpec
-from engram.targets.train import Quality, Recipe
+from engram.targets.train import Quality
 
 MODEL_FILE, CARD_FILE = "model.safetensors", "card.json"
 
