@@ -93,7 +93,8 @@ def test_attack_code_loads_no_data_code() -> None:
     """Not even through what it imports: seen in a fresh interpreter."""
     program = (
         "import sys, engram.reconstruct.published.scheme;"
-        "print([m for m in sys.modules if m.startswith(('engram.data', 'engram.targets.train', 'engram.targets.descent'))])"
+        "never = ('engram.data', 'engram.targets.train', 'engram.targets.descent');"
+        "print([m for m in sys.modules if m.startswith(never)])"
     )
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert child.stdout.strip() == "[]"

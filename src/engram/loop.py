@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -56,10 +56,8 @@ class Iteration(Protocol):
         """What a person should change when this iteration diverges."""
 
 
-class Observer(Protocol):
-    """Told of every step; decides itself how often it does something."""
-
-    def __call__(self, step: int, metrics: Values) -> None: ...
+Observer = Callable[[int, Values], None]
+"""Told of every step and its metrics; decides itself how often it does something."""
 
 
 @dataclass(frozen=True, kw_only=True)

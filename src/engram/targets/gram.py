@@ -1,4 +1,4 @@
-"""The same descent without pixel-sized weights: exact, and faster whenever there are fewer images than pixels.
+"""The same descent without pixel-sized weights: exact, and faster with fewer images than pixels.
 
 The first layer's gradient is dZᵀ X, a combination of the training images, so full-batch or mini-batch descent
 can be followed in the pre-activations Z = X Wᵀ + b alone:
