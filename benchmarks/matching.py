@@ -23,9 +23,7 @@ SHAPE = (3, 32, 32)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=5_000)
     parser.add_argument("--copies", type=int, default=20, help="candidates for each image")
     parser.add_argument("--skip-null", action="store_true", help="leave out the worst case")

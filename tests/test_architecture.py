@@ -103,9 +103,7 @@ def test_attack_code_loads_no_data_code() -> None:
 def test_only_the_command_line_prints() -> None:
     for path in FILES:
         if path.relative_to(SOURCE).parts[0] != "cli":
-            calls = [
-                node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
-            ]
+            calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
             assert not [call for call in calls if isinstance(call, ast.Name) and call.id == "print"], path
 
 

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from engram.pipeline import build_target as build_target
     from engram.pipeline import compare as compare
     from engram.reconstruct.candidates import Reconstruction as Reconstruction
+    from engram.reconstruct.engine.settings import EngineSettings as EngineSettings
+    from engram.reconstruct.engine.solver import Engine as Engine
     from engram.reconstruct.published.scheme import Haim2022 as Haim2022
+    from engram.reconstruct.published.scheme import PublishedScheme as PublishedScheme
     from engram.targets.checkpoint import open_target as open_target
     from engram.targets.descent import Recipe as Recipe
     from engram.targets.spec import MLPSpec as MLPSpec
@@ -34,9 +37,12 @@ _HOMES = {
     "AttackerView": "engram.attacker",
     "Binary": "engram.task",
     "DataChoice": "engram.data.choice",
+    "Engine": "engram.reconstruct.engine.solver",
+    "EngineSettings": "engram.reconstruct.engine.settings",
     "Haim2022": "engram.reconstruct.published.scheme",
     "MLPSpec": "engram.targets.spec",
     "Recipe": "engram.targets.descent",
+    "PublishedScheme": "engram.reconstruct.published.scheme",
     "Reconstruction": "engram.reconstruct.candidates",
     "attack": "engram.pipeline",
     "build_target": "engram.pipeline",

@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 from engram import files
-from engram.attacker import AttackerView
 from engram.data.choice import DataChoice
 from engram.data.image_set import ImageSet
 from engram.data.sampling import Split, centred
@@ -26,8 +25,8 @@ from engram.errors import ConfigError
 from engram.loop import Budget, Observer, Snapshots, Solution, run
 from engram.matching import Buzaglo2023, ScoreReport, ScoringProtocol, VectorProtocol, evaluate
 from engram.matching.score import Assignment
+from engram.reconstruct.attack import Attack
 from engram.reconstruct.candidates import Reconstruction
-from engram.reconstruct.published.scheme import Haim2022, PublishedScheme
 from engram.runs import MetricsLog, RunDirectory, versions
 from engram.targets.checkpoint import Card, Target, save_target
 from engram.targets.descent import Recipe
@@ -99,8 +98,7 @@ def build_target(
 
 
 def attack(
-    view: AttackerView,
-    settings: Haim2022,
+    scheme: Attack,
     *,
     seconds: float | None = None,
     directory: Path | None = None,
@@ -109,18 +107,17 @@ def attack(
     snapshot_every: float = 20.0,
     observers: Sequence[Observer] = (),
 ) -> tuple[Reconstruction, Solution]:
-    """Reconstruct training images from the view alone. `model` is only the name written into run.json."""
-    scheme = PublishedScheme(view, settings)
-    budget = Budget(steps=settings.steps, seconds=seconds)
+    """Reconstruct training images from the scheme's view alone. `model` is only the name written into run.json."""
+    budget = Budget(steps=scheme.total_steps, seconds=seconds)
     observed, snapshots = list(observers), None
     if directory is not None:
         snapshots = _prepared(directory, resume, snapshot_every)
-        observed.append(MetricsLog(RunDirectory(directory).metrics, every=max(1, settings.steps // 1000)))
-        _record(directory, view, settings, model, None)
+        observed.append(MetricsLog(RunDirectory(directory).metrics, every=max(1, scheme.total_steps // 1000)))
+        _record(directory, scheme, model, None)
     solution = run(scheme, budget, snapshots=snapshots, resume=resume, observers=observed)
     found = scheme.reconstruction(solution.state)
     if directory is not None:
-        _record(directory, view, settings, model, solution)
+        _record(directory, scheme, model, solution)
         solution.require_finite()
         found.save(RunDirectory(directory).reconstruction)
     return found, solution
@@ -174,9 +171,7 @@ def _prepared(directory: Path, resume: bool, snapshot_every: float) -> Snapshots
     return Snapshots(path=run_directory.snapshot, every_seconds=snapshot_every)
 
 
-def _record(
-    directory: Path, view: AttackerView, settings: Haim2022, model: str, solution: Solution | None
-) -> None:
+def _record(directory: Path, scheme: Attack, model: str, solution: Solution | None) -> None:
     outcome = (
         {"state": "running"}
         if solution is None
@@ -187,11 +182,12 @@ def _record(
             "seconds": solution.seconds,
         }
     )
+    view = scheme.view
     record = {
         "schema_version": 1,
         "kind": "reconstruction",
-        "recipe": "haim2022",
-        "settings": asdict(settings),
+        "recipe": scheme.recipe,
+        "settings": asdict(scheme.settings),
         "model": model,
         "weights_sha256": weights_digest(view.network),
         "network": view.network.name,

@@ -53,7 +53,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-ATTACK = ("--candidates", 8, "--steps", 40, "--lr-images", 0.01)
+ATTACK = ("--recipe", "haim2022", "--candidates", 8, "--steps", 40, "--lr-images", 0.01)
 
 
 def test_from_training_to_scores(target: Path, tmp_path: Path) -> None:
@@ -97,24 +97,20 @@ def test_a_foreign_checkpoint_needs_only_its_input_shape(tmp_path: Path) -> None
     assert load_file(run / "reconstruction.safetensors")["images"].shape == (8, 3, 2, 2)
 
 
-def test_killed_and_resumed_ends_bit_identical(target: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        ("--recipe", "haim2022", "--candidates", "40", "--steps", "1500", "--lr-images", "0.01"),
+        ("--recipe", "engine", "--candidates", "40", "--steps", "400", "--restarts", "3"),
+    ],
+    ids=["haim2022", "engine"],
+)
+def test_killed_and_resumed_ends_bit_identical(target: Path, tmp_path: Path, recipe: tuple[str, ...]) -> None:
     """SIGKILL in the middle, at whatever moment it comes; --resume ends as the undisturbed run."""
-    arguments = [
-        "reconstruct",
-        str(target),
-        "--candidates",
-        "40",
-        "--steps",
-        "1500",
-        "--lr-images",
-        "0.01",
-        "-o",
-    ]
+    arguments = ["reconstruct", str(target), *recipe, "-o"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     engram(*arguments, whole)
-    child = subprocess.Popen(
-        [*ENGRAM, *arguments, str(cut), "--snapshot-every", "0"], stderr=subprocess.DEVNULL
-    )
+    child = subprocess.Popen([*ENGRAM, *arguments, str(cut), "--snapshot-every", "0"], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not (cut / "snapshot.safetensors").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -137,7 +133,7 @@ def test_an_earlier_run_is_not_overwritten(target: Path, tmp_path: Path) -> None
 
 def test_a_diverged_run_says_where_and_what_to_do(target: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    error = engram("reconstruct", target, "--candidates", 8, "--lr-images", 1e30, "-o", run, expect=1)
+    error = engram("reconstruct", target, *ATTACK, "--lr-images", 1e30, "-o", run, expect=1)
     assert "diverged at step" in error
     assert "lower --lr-images" in error
     assert json.loads((run / "run.json").read_text())["outcome"]["state"] == "diverged"
@@ -145,7 +141,7 @@ def test_a_diverged_run_says_where_and_what_to_do(target: Path, tmp_path: Path) 
 
 
 def test_a_time_budget_is_kept(target: Path, tmp_path: Path) -> None:
-    engram("reconstruct", target, "-m", 8, "--lr-images", 0.001, "--budget", "0.5s", "-o", tmp_path / "run")
+    engram("reconstruct", target, *ATTACK, "--steps", 10**6, "--budget", "0.5s", "-o", tmp_path / "run")
     outcome = json.loads((tmp_path / "run" / "run.json").read_text())["outcome"]
     assert outcome["state"] == "time_limit"
     assert 0.5 <= outcome["seconds"] < 5
@@ -164,8 +160,13 @@ def test_a_time_budget_is_kept(target: Path, tmp_path: Path) -> None:
             "--input-shape must be positive numbers joined by x",
         ),
         (("reconstruct", "TARGET", "--task", "poetry"), "task must be 'binary', got 'poetry'"),
-        (("reconstruct", "TARGET", "--recipe", "magic"), "--recipe must be haim2022"),
-        (("reconstruct", "TARGET", "--settings", "magic"), "--settings must be one of cifar10"),
+        (("reconstruct", "TARGET", "--recipe", "magic"), "--recipe must be engine or haim2022"),
+        (
+            ("reconstruct", "TARGET", "--recipe", "haim2022", "--settings", "magic"),
+            "--settings must be one of cifar10",
+        ),
+        (("reconstruct", "TARGET", "--lr-duals", "1"), "--lr-duals does nothing with --recipe engine"),
+        (("reconstruct", "TARGET", "--prior", "mild"), "--prior must be a number or none"),
         (("reconstruct", "TARGET", "--budget", "soon"), "--budget must be a positive time"),
         (("reconstruct", "TARGET", "--device", "cuda:7"), "--device cuda:7 can't be used here"),
         (("train", "--data", "faces", "-n", "1000"), "ask for at most 200"),

@@ -51,9 +51,7 @@ def test_no_test_split(name: str) -> None:
 
 
 def test_an_unknown_name_gets_a_suggestion() -> None:
-    with pytest.raises(
-        ConfigError, match=r"no data set 'cifar-10'; did you mean cifar10.*npz:PATH.*folder:PATH"
-    ):
+    with pytest.raises(ConfigError, match=r"no data set 'cifar-10'; did you mean cifar10.*npz:PATH.*folder:PATH"):
         load("cifar-10")
 
 

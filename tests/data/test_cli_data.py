@@ -79,9 +79,7 @@ def test_show_of_a_missing_set(tmp_path: Path) -> None:
     assert "engram data get cifar100" in str(result.exception)
 
 
-def test_get_fetches_into_the_data_root(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_get_fetches_into_the_data_root(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(remotes.REMOTES, "mnist", (server.file(),))
     result = run(app, ["get", "mnist", "--data-root", str(tmp_path)])
     assert result.exit_code == 0

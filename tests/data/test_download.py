@@ -50,9 +50,7 @@ def test_what_is_there_is_not_fetched_again(server: Server, tmp_path: Path) -> N
 def test_what_is_there_but_differs_is_left_alone(server: Server, tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "data.gz").write_bytes(b"mine")
-    with pytest.raises(
-        DataError, match=r"data\.gz is there but differs from the published file; .*move it away"
-    ):
+    with pytest.raises(DataError, match=r"data\.gz is there but differs from the published file; .*move it away"):
         fetch("mine", tmp_path, files=[server.file()])
     assert (tmp_path / "set" / "data.gz").read_bytes() == b"mine"
 
@@ -84,9 +82,7 @@ def test_a_server_that_sends_without_end_is_stopped(
 
 def test_a_dead_connection_keeps_its_part_for_the_next_run(server: Server, tmp_path: Path) -> None:
     server.cuts = [100_000, 0]
-    with pytest.raises(
-        DataError, match="cut off at 100,000 of 512,000 bytes; run `engram data get mine` again"
-    ):
+    with pytest.raises(DataError, match="cut off at 100,000 of 512,000 bytes; run `engram data get mine` again"):
         fetch("mine", tmp_path, files=[server.file()])
     assert everything(tmp_path) == ["set/data.gz.part"]
     fetch("mine", tmp_path, files=[server.file()])

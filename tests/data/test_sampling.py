@@ -70,9 +70,7 @@ def test_the_mean_is_that_of_the_training_part() -> None:
 
 
 def test_more_than_there_are_says_what_there_is() -> None:
-    with pytest.raises(
-        DataError, match="no 8 balanced images: it holds 6 class 0, 3 class 1; ask for at most 6"
-    ):
+    with pytest.raises(DataError, match="no 8 balanced images: it holds 6 class 0, 3 class 1; ask for at most 6"):
         balanced(UNEVEN, 8)
     with pytest.raises(DataError, match=r"no 4 balanced images after the first 4: .*; ask for at most 2"):
         split(UNEVEN, 4, held_out=4)

@@ -18,9 +18,7 @@ from .cases import generator
 @pytest.mark.parametrize("columns", [5, 7])
 def test_one_to_one_equals_brute_force(seed: int, columns: int) -> None:
     scores = torch.randn(5, columns, generator=generator(seed), dtype=torch.float64)
-    best = max(
-        permutations(range(columns), 5), key=lambda p: sum(scores[i, j].item() for i, j in enumerate(p))
-    )
+    best = max(permutations(range(columns), 5), key=lambda p: sum(scores[i, j].item() for i, j in enumerate(p)))
     assert one_to_one(scores).tolist() == list(best)
 
 

@@ -68,9 +68,7 @@ def test_integers_are_taken_as_float32() -> None:
     shift=st.floats(-10, 10),
     channels=st.sampled_from([1, 3]),
 )
-def test_ncc_does_not_see_brightness_and_contrast(
-    seed: int, scale: float, shift: float, channels: int
-) -> None:
+def test_ncc_does_not_see_brightness_and_contrast(seed: int, scale: float, shift: float, channels: int) -> None:
     a, b = torch.randn(2, 3, channels, 4, 4, generator=generator(seed), dtype=torch.float64)
     for per_channel in (False, True):
         torch.testing.assert_close(

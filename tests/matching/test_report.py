@@ -19,9 +19,7 @@ MEAN = TRAIN.mean(0)
 
 
 def report_on(candidates: torch.Tensor, protocol: ScoringProtocol | None = None) -> ScoreReport:
-    return evaluate(
-        candidates, TRAIN, HELD_OUT, MEAN, protocol=protocol or Buzaglo2023(), generator=generator()
-    )
+    return evaluate(candidates, TRAIN, HELD_OUT, MEAN, protocol=protocol or Buzaglo2023(), generator=generator())
 
 
 @pytest.mark.parametrize("protocol", [Buzaglo2023(), Haim2022()], ids=repr)
@@ -96,9 +94,7 @@ def test_the_noise_is_the_generator_s() -> None:
     once, again = report_on(candidates), report_on(candidates)
     assert once.noise.distance.equal(again.noise.distance)
     with pytest.raises(ConfigError, match="noise_sigma must be positive"):
-        evaluate(
-            candidates, TRAIN, None, MEAN, protocol=Buzaglo2023(), generator=generator(), noise_sigma=0.0
-        )
+        evaluate(candidates, TRAIN, None, MEAN, protocol=Buzaglo2023(), generator=generator(), noise_sigma=0.0)
 
 
 def test_vectors_report_relative_l2() -> None:

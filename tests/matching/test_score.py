@@ -44,8 +44,7 @@ def test_2023_equals_the_loops(B: float) -> None:
 def test_2022_equals_the_loops(half: bool, fraction: float) -> None:
     candidates, images, mean = problem()
     rows = [
-        reference.haim2022(candidates.numpy(), image, mean.numpy(), fraction, half)
-        for image in images.numpy()
+        reference.haim2022(candidates.numpy(), image, mean.numpy(), fraction, half) for image in images.numpy()
     ]
     protocol = Haim2022(fraction=fraction, half_resolution=half)
     assert_rows_equal(score(candidates, images, mean, protocol=protocol), rows)

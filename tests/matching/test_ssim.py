@@ -31,9 +31,7 @@ def test_equals_scikit_image_inside_the_border(monkeypatch: pytest.MonkeyPatch) 
     """Its Gaussian window is cut at 3.5 sigma whatever is asked for, so the cut is set from outside."""
     blur: Callable[..., Any] = vars(scikit_image)["gaussian"]
     radius_1 = {"truncate": 1 / 1.5}
-    monkeypatch.setattr(
-        scikit_image, "gaussian", lambda image, **settings: blur(image, **settings | radius_1)
-    )
+    monkeypatch.setattr(scikit_image, "gaussian", lambda image, **settings: blur(image, **settings | radius_1))
     similarity: Callable[..., Any] = scikit_image.structural_similarity
     a = smooth_images(2, (3, 16, 16))
     b = (a + 0.1 * torch.randn(a.shape, generator=generator(), dtype=a.dtype)).clamp(0, 1)

@@ -135,9 +135,7 @@ def test_names_and_nesting(tmp_path: Path, content: Callable[[nn.Sequential], ob
     assert not any(value.requires_grad for value in found.params.values())
 
 
-@pytest.mark.parametrize(
-    "names", [["fc_in", "fc_mid", "fc_out"], ["input", "hidden", "output"], ["c", "b", "a"]]
-)
+@pytest.mark.parametrize("names", [["fc_in", "fc_mid", "fc_out"], ["input", "hidden", "output"], ["c", "b", "a"]])
 def test_safetensors_whose_names_do_not_sort(tmp_path: Path, names: list[str]) -> None:
     net = relu_net(5, 8, 6, 1)
     save_file(renamed(net, names), tmp_path / "model.safetensors")
@@ -334,9 +332,7 @@ def test_declared_size_of_a_zip_bomb(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("model/data.pkl", b"\0" * 5_000_000)
     assert path.stat().st_size < 10_000
-    assert "unpacks to 5,000,000 bytes, more than the limit of 1,000,000" in refusal(
-        path, max_bytes=1_000_000
-    )
+    assert "unpacks to 5,000,000 bytes, more than the limit of 1,000,000" in refusal(path, max_bytes=1_000_000)
 
 
 def test_tensor_that_claims_more_than_the_file_holds(tmp_path: Path) -> None:

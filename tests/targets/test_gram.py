@@ -27,9 +27,7 @@ from tests import cases
 def test_equals_plain_descent(recipe: Recipe, bias: BiasPolicy) -> None:
     inputs, labels = cases.points(10, 15)
     start = cases.network(15, 8, 6, 1, bias=bias)
-    plain, gram = (
-        method(start, Binary(), recipe, inputs, labels) for method in (GradientDescent, GramDescent)
-    )
+    plain, gram = (method(start, Binary(), recipe, inputs, labels) for method in (GradientDescent, GramDescent))
     expected = plain.network(run(plain, Budget(steps=60)).state).params
     found = gram.network(run(gram, Budget(steps=60)).state).params
     assert expected.keys() == found.keys()

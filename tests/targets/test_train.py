@@ -52,9 +52,7 @@ def test_a_batch_of_everything_is_full_batch_descent() -> None:
     start = cases.network(4, 6, 1)
 
     def weights(batch: int | None) -> torch.Tensor:
-        descent = GradientDescent(
-            start, Binary(), Recipe(epochs=5, batch=batch, dtype="float64"), inputs, labels
-        )
+        descent = GradientDescent(start, Binary(), Recipe(epochs=5, batch=batch, dtype="float64"), inputs, labels)
         return run(descent, Budget(steps=5)).state["layers.0.weight"]
 
     torch.testing.assert_close(weights(10), weights(None), rtol=0, atol=1e-12)
@@ -91,9 +89,7 @@ def test_stops_at_the_loss_threshold() -> None:
 
 def test_divergence_names_the_rate() -> None:
     inputs, labels = cases.points(6, 5)
-    _, solution = train(
-        MLPSpec(inputs=5, widths=(8,)), Recipe(lr=1e30, epochs=50), Binary(), 1e8 * inputs, labels
-    )
+    _, solution = train(MLPSpec(inputs=5, widths=(8,)), Recipe(lr=1e30, epochs=50), Binary(), 1e8 * inputs, labels)
     assert solution.reason is StopReason.DIVERGED
     assert "lower the learning rate (lr is 1e+30)" in solution.message
 

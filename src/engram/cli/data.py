@@ -76,9 +76,7 @@ def show(
     name: NameOrPath,
     data_root: DataRoot = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="PNG file to write.")] = Path("sheet.png"),
-    labels: Annotated[
-        str, typer.Option("--labels", metavar="MAP", help="Label map to group by.")
-    ] = "identity",
+    labels: Annotated[str, typer.Option("--labels", metavar="MAP", help="Label map to group by.")] = "identity",
     n: Annotated[int, typer.Option("-n", min=1, help="About how many images to draw.")] = 100,
 ) -> None:
     """Draw a contact sheet: the first images of each class under its name."""

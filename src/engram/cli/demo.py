@@ -24,6 +24,7 @@ def demo(
     from engram.experiments import gate
     from engram.files import write_json
     from engram.pipeline import attack, build_target, compare
+    from engram.reconstruct.engine.solver import Engine
 
     target_directory, run_directory = out / "target", out / "attack"
     for old in (target_directory, run_directory):
@@ -35,9 +36,10 @@ def demo(
         )
     typer.echo("2. A stranger gets its weights, and nothing else.")
     view = AttackerView(target.network, gate.INPUT_SHAPE, gate.TASK)
-    with progress_bar("reconstructing", gate.ATTACK.steps) as progress:
+    scheme = Engine(view, gate.ATTACK)
+    with progress_bar("reconstructing", scheme.total_steps) as progress:
         found, solution = attack(
-            view, gate.ATTACK, directory=run_directory, model=str(target_directory), observers=[progress]
+            scheme, directory=run_directory, model=str(target_directory), observers=[progress]
         )
     typer.echo(f"   {solution.message}, {solution.seconds:.0f} s")
     typer.echo("3. We compare with the faces, and with faces that the classifier never saw.")

@@ -24,15 +24,11 @@ Labels = Annotated[
 ]
 InputShape = Annotated[
     str | None,
-    typer.Option(
-        "--input-shape", metavar="CxHxW", help="Shape of one input, e.g. 3x32x32; read from the card."
-    ),
+    typer.Option("--input-shape", metavar="CxHxW", help="Shape of one input, e.g. 3x32x32; read from the card."),
 ]
 TaskName = Annotated[str | None, typer.Option("--task", help="What the output means: binary.")]
 Device = Annotated[str, typer.Option("--device", help="Where to compute: cpu, cuda or mps.")]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on from the last snapshot in the output directory.")
-]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last snapshot in the output directory.")]
 
 SnapshotEvery = Annotated[
     float, typer.Option("--snapshot-every", min=0, help="Seconds between snapshots, for --resume.")
@@ -49,9 +45,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
     parts = text.lower().replace("×", "x").split("x")
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(
-            f"--input-shape must be positive numbers joined by x, got {text!r}; for example 3x32x32"
-        )
+        raise ConfigError(f"--input-shape must be positive numbers joined by x, got {text!r}; for example 3x32x32")
     return tuple(int(part) for part in parts)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,10 +19,15 @@ from engram.cli.options import (
 )
 from engram.cli.target import attacker_view
 
+if TYPE_CHECKING:
+    from engram.attacker import AttackerView
+    from engram.reconstruct.attack import Attack
+
 EXAMPLES = (
-    "Examples: engram reconstruct runs/gate --candidates 100 --steps 3000 -o runs/gate/attack; "
-    "engram reconstruct model.pt --input-shape 3x32x32 -o runs/audit"
+    "Examples: engram reconstruct model.pt --input-shape 3x32x32 -o runs/audit; "
+    "engram reconstruct runs/gate --recipe haim2022 --candidates 100 --steps 3000 -o runs/published"
 )
+ENGINE, PUBLISHED = "engine only", "haim2022 only"
 
 
 def reconstruct(
@@ -33,31 +38,47 @@ def reconstruct(
     input_shape: InputShape = None,
     task: TaskName = None,
     recipe: Annotated[
-        str, typer.Option("--recipe", help="Which attack: haim2022, the published scheme.")
-    ] = "haim2022",
-    settings: Annotated[
-        str,
-        typer.Option(
-            "--settings", help="The authors' settings to start from: cifar10, cifar10-b, mnist, mnist-b."
-        ),
-    ] = "cifar10",
+        str, typer.Option("--recipe", help="engine, or haim2022: the published scheme, unchanged.")
+    ] = "engine",
     candidates: Annotated[
-        int | None,
-        typer.Option("--candidates", "-m", help="How many; the papers take twice the training images."),
+        int | None, typer.Option("--candidates", "-m", help="How many; the engine derives it from the weights.")
     ] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Steps at the most.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Steps (engine: of each restart).")] = None,
     budget: Annotated[str | None, typer.Option("--budget", help="Time at the most: 30s, 5m, 1h.")] = None,
-    lr_images: Annotated[float | None, typer.Option("--lr-images", help="Rate of the images.")] = None,
-    lr_duals: Annotated[float | None, typer.Option("--lr-duals", help="Rate of the duals.")] = None,
-    image_std: Annotated[
-        float | None, typer.Option("--image-std", help="sigma_x, spread of the start.")
-    ] = None,
-    dual_floor: Annotated[float | None, typer.Option("--dual-floor", help="lambda_min.")] = None,
-    relu_slope: Annotated[
-        float | None, typer.Option("--relu-slope", help="alpha of the smoothed ReLU.")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="float32 or float64 (the papers').")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of the start.")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="float32 or float64 (the papers').")] = None,
+    restarts: Annotated[
+        int | None, typer.Option("--restarts", help="Independent starts, pooled.", rich_help_panel=ENGINE)
+    ] = None,
+    prior: Annotated[
+        str | None,
+        typer.Option(
+            "--prior", help="Strength of total variation; none for no image prior.", rich_help_panel=ENGINE
+        ),
+    ] = None,
+    settings: Annotated[
+        str | None,
+        typer.Option(
+            "--settings",
+            help="The authors' settings to start from: cifar10, cifar10-b, mnist, mnist-b.",
+            rich_help_panel=PUBLISHED,
+        ),
+    ] = None,
+    lr_images: Annotated[
+        float | None, typer.Option("--lr-images", help="Rate of the images.", rich_help_panel=PUBLISHED)
+    ] = None,
+    lr_duals: Annotated[
+        float | None, typer.Option("--lr-duals", help="Rate of the duals.", rich_help_panel=PUBLISHED)
+    ] = None,
+    image_std: Annotated[
+        float | None, typer.Option("--image-std", help="sigma_x, spread of the start.", rich_help_panel=PUBLISHED)
+    ] = None,
+    dual_floor: Annotated[
+        float | None, typer.Option("--dual-floor", help="lambda_min.", rich_help_panel=PUBLISHED)
+    ] = None,
+    relu_slope: Annotated[
+        float | None, typer.Option("--relu-slope", help="alpha of the smoothed ReLU.", rich_help_panel=PUBLISHED)
+    ] = None,
     device: Device = "cpu",
     resume: Resume = False,
     snapshot_every: SnapshotEvery = 20.0,
@@ -67,34 +88,30 @@ def reconstruct(
 
     from engram.errors import ConfigError
     from engram.pipeline import attack
-    from engram.reconstruct.published.settings import KNOWN_SETTINGS
     from engram.targets.checkpoint import open_target
 
-    if recipe != "haim2022":
-        raise ConfigError(f"--recipe must be haim2022, got {recipe!r}")
-    if settings not in KNOWN_SETTINGS:
-        raise ConfigError(f"--settings must be one of {', '.join(KNOWN_SETTINGS)}, got {settings!r}")
-    given: dict[str, Any] = {
-        "candidates": candidates,
-        "steps": steps,
+    common = {"candidates": candidates, "steps": steps, "seed": seed, "dtype": dtype}
+    engine = {"restarts": restarts, "prior": _prior(prior)}
+    published = {
+        "settings": settings,
         "lr_images": lr_images,
         "lr_duals": lr_duals,
         "image_std": image_std,
         "dual_floor": dual_floor,
         "relu_slope": relu_slope,
-        "dtype": dtype,
-        "seed": seed,
     }
-    chosen = replace(
-        KNOWN_SETTINGS[settings], **{name: value for name, value in given.items() if value is not None}
-    )
+    if recipe not in ("engine", "haim2022"):
+        raise ConfigError(f"--recipe must be engine or haim2022, got {recipe!r}")
+    foreign = published if recipe == "engine" else engine
+    if stray := [f"--{name.replace('_', '-')}" for name, value in foreign.items() if value is not None]:
+        raise ConfigError(f"{', '.join(stray)} does nothing with --recipe {recipe}; leave it out")
     target = open_target(model)
     view = attacker_view(target, model, input_shape, task)
     view = replace(view, network=view.network.to(device=check_device(device)))
-    with progress_bar("reconstructing", chosen.steps) as progress:
+    scheme = _engine(view, common | engine) if recipe == "engine" else _published(view, common | published)
+    with progress_bar("reconstructing", scheme.total_steps) as progress:
         found, solution = attack(
-            view,
-            chosen,
+            scheme,
             seconds=None if budget is None else parse_seconds(budget),
             directory=out,
             model=str(model),
@@ -102,7 +119,40 @@ def reconstruct(
             snapshot_every=snapshot_every,
             observers=[progress],
         )
-    typer.echo(
-        f"{len(found)} candidates from {view.network.name}: {solution.message}, {solution.seconds:.0f} s"
-    )
+    typer.echo(f"{len(found)} candidates from {view.network.name}: {solution.message}, {solution.seconds:.0f} s")
+    if found.scores is not None and bool(found.scores.isfinite().any()):
+        sure, likely = (int((found.scores > level).sum()) for level in (0.9, 0.5))
+        typer.echo(f"judged without any data: {sure} of them show a training image at 90 %, {likely} at 50 %")
     typer.echo(f"wrote {out}; compare with your data: engram score {out} --data ... -n ...")
+
+
+def _engine(view: AttackerView, given: dict[str, Any]) -> Attack:
+    from engram.reconstruct.engine.settings import EngineSettings
+    from engram.reconstruct.engine.solver import Engine
+
+    return Engine(view, EngineSettings(**{name: value for name, value in given.items() if value is not None}))
+
+
+def _published(view: AttackerView, given: dict[str, Any]) -> Attack:
+    from dataclasses import replace
+
+    from engram.errors import ConfigError
+    from engram.reconstruct.published.scheme import PublishedScheme
+    from engram.reconstruct.published.settings import KNOWN_SETTINGS
+
+    name = given.pop("settings") or "cifar10"
+    if name not in KNOWN_SETTINGS:
+        raise ConfigError(f"--settings must be one of {', '.join(KNOWN_SETTINGS)}, got {name!r}")
+    chosen = {key: value for key, value in given.items() if value is not None}
+    return PublishedScheme(view, replace(KNOWN_SETTINGS[name], **chosen))
+
+
+def _prior(text: str | None) -> float | None:
+    from engram.errors import ConfigError
+
+    if text is None:
+        return None
+    try:
+        return 0.0 if text == "none" else float(text)
+    except ValueError as error:
+        raise ConfigError(f"--prior must be a number or none, got {text!r}") from error

@@ -26,12 +26,8 @@ EXAMPLES = (
 
 def train(
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory for model.safetensors and card.json.")],
-    data: Annotated[
-        str, typer.Option("--data", help="A name from `engram data list`, npz:PATH or folder:PATH.")
-    ],
-    n: Annotated[
-        int, typer.Option("-n", min=1, help="Number of training images, equally many of each class.")
-    ],
+    data: Annotated[str, typer.Option("--data", help="A name from `engram data list`, npz:PATH or folder:PATH.")],
+    n: Annotated[int, typer.Option("-n", min=1, help="Number of training images, equally many of each class.")],
     labels: Labels = None,
     data_root: DataRoot = None,
     data_seed: Annotated[
@@ -50,14 +46,10 @@ def train(
         float | None, typer.Option("--loss-threshold", help="Stop when the training loss is below.")
     ] = None,
     batch: Annotated[int | None, typer.Option("--batch", help="Mini-batch size; else full batch.")] = None,
-    weight_decay: Annotated[
-        float, typer.Option("--weight-decay", help="Adds w theta to the gradient.")
-    ] = 0.0,
+    weight_decay: Annotated[float, typer.Option("--weight-decay", help="Adds w theta to the gradient.")] = 0.0,
     normalise_below: Annotated[
         float | None,
-        typer.Option(
-            "--normalise-below", help="Below this loss, scale the rate by 1/loss (a short cut in time)."
-        ),
+        typer.Option("--normalise-below", help="Below this loss, scale the rate by 1/loss (a short cut in time)."),
     ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="float32 or float64.")] = "float32",
     seed: Annotated[int, typer.Option("--seed", help="Seed of initialisation and batches.")] = 0,
@@ -113,9 +105,7 @@ def train(
         )
     card = target.card
     assert card is not None
-    typer.echo(
-        f"{spec.name}, {n} images of {data}: {card.stopped}, {card.epochs:,} epochs, {card.seconds:.0f} s"
-    )
+    typer.echo(f"{spec.name}, {n} images of {data}: {card.stopped}, {card.epochs:,} epochs, {card.seconds:.0f} s")
     for name, quality in (("training", card.train), ("held-out", card.held_out), ("test", card.test)):
         if quality is not None:
             typer.echo(f"  {name:9s} loss {quality.loss:.3g}, accuracy {quality.accuracy:.1%}")

@@ -83,9 +83,7 @@ def apply_labels(images: ImageSet, map_name: str) -> ImageSet:
     fitting = [name for name, label_map in LABEL_MAPS.items() if label_map.fits(images)]
     if map_name not in fitting:
         cause = f"does not fit {images.name}" if map_name in LABEL_MAPS else "is no label map"
-        raise ConfigError(
-            f"labels {map_name!r} {cause}; for {images.name} choose one of: {', '.join(fitting)}"
-        )
+        raise ConfigError(f"labels {map_name!r} {cause}; for {images.name} choose one of: {', '.join(fitting)}")
     chosen = LABEL_MAPS[map_name]
     labels = chosen.relabel(images.labels)
     kept = labels != LEFT_OUT

@@ -48,18 +48,10 @@ REMOTES: dict[str, tuple[Remote, ...]] = {
         Remote(f"{_MNIST}/t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c", "MNIST/raw"),
     ),
     "fashion-mnist": (
-        Remote(
-            f"{_FASHION}/train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d", "FashionMNIST/raw"
-        ),
-        Remote(
-            f"{_FASHION}/train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe", "FashionMNIST/raw"
-        ),
-        Remote(
-            f"{_FASHION}/t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79", "FashionMNIST/raw"
-        ),
-        Remote(
-            f"{_FASHION}/t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310", "FashionMNIST/raw"
-        ),
+        Remote(f"{_FASHION}/train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d", "FashionMNIST/raw"),
+        Remote(f"{_FASHION}/train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe", "FashionMNIST/raw"),
+        Remote(f"{_FASHION}/t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79", "FashionMNIST/raw"),
+        Remote(f"{_FASHION}/t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310", "FashionMNIST/raw"),
     ),
     "cifar10": (
         Remote(

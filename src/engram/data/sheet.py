@@ -9,9 +9,7 @@ from engram.data.image_set import ImageSet
 from engram.errors import ConfigError
 
 COLUMNS = 10
-_TILE = (
-    64  # small images are enlarged by a whole factor to about this many pixels, so that pixels stay square
-)
+_TILE = 64  # small images are enlarged by a whole factor to about this many pixels, so that pixels stay square
 _LARGEST = 128
 _GAP, _TITLE, _MARGIN = 4, 26, 12
 

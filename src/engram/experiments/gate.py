@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engram.data.choice import DataChoice
-from engram.reconstruct.published.scheme import Haim2022
+from engram.reconstruct.engine.settings import EngineSettings
 from engram.targets.descent import Recipe
 from engram.targets.spec import MLPSpec
 from engram.task import Binary
@@ -13,4 +13,4 @@ INPUT_SHAPE = (1, 25, 25)
 DATA = DataChoice(name="faces", labels="gate", n=50)
 NETWORK = MLPSpec(inputs=625, widths=(1000, 1000))
 RECIPE = Recipe(lr=0.02, epochs=4000)
-ATTACK = Haim2022(candidates=100, steps=2000, dtype="float32")
+ATTACK = EngineSettings(restarts=4, steps=400)

@@ -113,7 +113,7 @@ def run_fig2(
     view = AttackerView(target.network, (2,), Binary())
     scheme = PublishedScheme(view, settings)
     start = scheme.reconstruction(scheme.init())
-    found, solution = attack(view, settings, observers=[attacking] if attacking else [])
+    found, solution = attack(scheme, observers=[attacking] if attacking else [])
     pruned = found.pruned(DUAL_THRESHOLD)
     final = pruned.deduplicated(SAME_POINT, torch.Generator().manual_seed(seed))
     return Fig2(DATA.load(held_out=0), target, start, found, pruned, final, solution.seconds)

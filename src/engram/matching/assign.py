@@ -19,9 +19,7 @@ def nearest(scores: Tensor) -> Tensor:
     >>> nearest(torch.tensor([[0.9, 0.8], [0.7, 0.1]]))
     tensor([0, 0])
     """
-    require(
-        scores.ndim == 2 and scores.shape[1] > 0, "scores", "must be [n, m] with m > 0", tuple(scores.shape)
-    )
+    require(scores.ndim == 2 and scores.shape[1] > 0, "scores", "must be [n, m] with m > 0", tuple(scores.shape))
     return scores.argmax(1)
 
 
@@ -35,9 +33,7 @@ def one_to_one(scores: Tensor) -> Tensor:
     >>> one_to_one(torch.tensor([[0.1], [0.7]]))
     tensor([-1,  0])
     """
-    require(
-        scores.ndim == 2 and scores.shape[1] > 0, "scores", "must be [n, m] with m > 0", tuple(scores.shape)
-    )
+    require(scores.ndim == 2 and scores.shape[1] > 0, "scores", "must be [n, m] with m > 0", tuple(scores.shape))
     require_assignable(*scores.shape)
     from scipy.optimize import linear_sum_assignment
 

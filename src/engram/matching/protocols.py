@@ -71,9 +71,7 @@ class Buzaglo2023:
     images_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(
-            self.B >= 1, "B", "must be at least 1", self.B, "the paper uses 1.1 (MLP) and 1.5 (convolutional)"
-        )
+        require(self.B >= 1, "B", "must be at least 1", self.B, "the paper uses 1.1 (MLP) and 1.5 (convolutional)")
 
     def scorer(self, originals: Tensor) -> Scorer:
         """NCC over all channels together."""
@@ -178,9 +176,7 @@ def paired_ncc(a: Tensor, b: Tensor) -> Tensor:
 def _measure_images(averages: Tensor, images: Tensor, mean: Tensor) -> Measures:
     """Add the mean, stretch, SSIM; NCC without the mean, [n, C, H, W] each."""
     reconstruction = stretched(averages + mean)
-    return Measures(
-        reconstruction, ssim=ssim(reconstruction, images), ncc=paired_ncc(averages, images - mean)
-    )
+    return Measures(reconstruction, ssim=ssim(reconstruction, images), ncc=paired_ncc(averages, images - mean))
 
 
 def _products(queries: Tensor, features: Tensor) -> Tensor:

@@ -172,7 +172,5 @@ def _warnings(train: MatchTable, held_out: MatchTable | None) -> tuple[str, ...]
             "would get; give as many held-out images of the same classes",
         )
     if len(held_out) != len(train):
-        return (
-            f"held-out counts are scaled by {len(train)}/{len(held_out)} in the excess; better give as many",
-        )
+        return (f"held-out counts are scaled by {len(train)}/{len(held_out)} in the excess; better give as many",)
     return ()

@@ -113,9 +113,7 @@ def _check(
         "give the training set's mean image, without a batch axis",
     )
     if protocol.images_only:
-        require(
-            images.ndim == 4, "images", "must be [n, C, H, W]", tuple(images.shape), "use VectorProtocol()"
-        )
+        require(images.ndim == 4, "images", "must be [n, C, H, W]", tuple(images.shape), "use VectorProtocol()")
         low, high = images.min().item(), images.max().item()
         in_range = low >= -PIXEL_TOLERANCE and high <= 1 + PIXEL_TOLERANCE
         require(
@@ -127,9 +125,7 @@ def _check(
         )
     for name, column in (("labels", labels), ("model_outputs", model_outputs)):
         fits = column is None or len(column) == len(images)
-        require(
-            fits, name, f"must have one row for each of {len(images)} images", column is None or len(column)
-        )
+        require(fits, name, f"must have one row for each of {len(images)} images", column is None or len(column))
     known = assignment in ("nearest", "one-to-one")
     require(known, "assignment", 'must be "nearest" or "one-to-one"', assignment)
     if assignment == "one-to-one":

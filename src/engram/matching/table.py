@@ -26,9 +26,7 @@ class Threshold:
     value: float
 
     def __post_init__(self) -> None:
-        require(
-            self.metric in HIGHER_IS_BETTER, "metric", f"must be one of {[*HIGHER_IS_BETTER]}", self.metric
-        )
+        require(self.metric in HIGHER_IS_BETTER, "metric", f"must be one of {[*HIGHER_IS_BETTER]}", self.metric)
 
     @property
     def text(self) -> str:
@@ -91,8 +89,7 @@ class MatchTable:
         """The given rows, in that order."""
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         taken: dict[str, Any] = {
-            name: None if column is None else column[rows.to(column.device)]
-            for name, column in columns.items()
+            name: None if column is None else column[rows.to(column.device)] for name, column in columns.items()
         }
         return MatchTable(**taken)
 

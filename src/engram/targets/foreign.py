@@ -71,9 +71,7 @@ def _kind(path: Path, max_bytes: int) -> _Kind:
         with path.open("rb") as stream:
             head = stream.read(9)
     except OSError as error:
-        raise CheckpointError(
-            f"can't read {path}: {error.strerror or error}; check its permissions"
-        ) from error
+        raise CheckpointError(f"can't read {path}: {error.strerror or error}; check its permissions") from error
     if size > max_bytes:
         raise CheckpointError(f"{path} has {size:,} bytes, more than the limit of {max_bytes:,}; {CURE}")
     if head.startswith(b"PK\x03\x04"):
@@ -117,9 +115,7 @@ def _check_archive(path: Path, max_bytes: int) -> None:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise CheckpointError(
-            f"{path} is cut short or damaged ({error}); copy it again, or {CURE}"
-        ) from error
+        raise CheckpointError(f"{path} is cut short or damaged ({error}); copy it again, or {CURE}") from error
     unpacked = sum(entry.file_size for entry in entries)
     if unpacked > max_bytes:
         raise CheckpointError(

@@ -53,9 +53,7 @@ class DenseNetwork:
             biases=tuple(params.get(f"layers.{layer}.bias") for layer in layers),
         )
 
-    def to(
-        self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
-    ) -> DenseNetwork:
+    def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> DenseNetwork:
         moved = {name: value.to(device=device, dtype=dtype) for name, value in self.params.items()}
         return self.with_params(moved)
 
@@ -84,9 +82,7 @@ def initialise(spec: MLPSpec, generator: torch.Generator, dtype: torch.dtype = t
     for layer, (fan_in, fan_out) in enumerate(zip(spec.sizes, spec.sizes[1:], strict=False)):
         std = spec.first_layer_std if layer == 0 else None
 
-        def draw(
-            shape: Iterable[int], std: float | None = std, bound: float = 1 / math.sqrt(fan_in)
-        ) -> Tensor:
+        def draw(shape: Iterable[int], std: float | None = std, bound: float = 1 / math.sqrt(fan_in)) -> Tensor:
             value = torch.empty(tuple(shape), dtype=torch.float64)
             if std is None:
                 return value.uniform_(-bound, bound, generator=generator).to(dtype)

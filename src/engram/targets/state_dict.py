@@ -34,9 +34,7 @@ _NORM = (
     "normalisation or a learnt activation (BatchNorm, LayerNorm, PReLU): {}; "
     "fold it into its neighbours or train without it (an output layer must be [1, in], not [in])"
 )
-_CONVOLUTION = (
-    "convolution (weights of three or more dimensions): {}; only fully-connected layers can be read"
-)
+_CONVOLUTION = "convolution (weights of three or more dimensions): {}; only fully-connected layers can be read"
 _EMBEDDING = "embedding: {}; if it is a fully-connected layer, rename it"
 _RECURRENT = "recurrent layers: {}; only feed-forward ones can be read"
 _ATTENTION = "attention: {}; only fully-connected layers can be read"
@@ -48,9 +46,7 @@ _TWICE = "a second weight or bias of the same layer: {}; keep one of them"
 _BY_NAME = {
     re.compile(r"(^|[._])(running_(mean|var)|num_batches_tracked)$"): _NORM,
     re.compile(r"(weight|bias)_(ih|hh|hr)(_|$)"): _RECURRENT,
-    re.compile(
-        r"(^|[._])([a-z]*attn|[a-z]*attention|[qkv]_proj|in_proj)([._]|$)|(^|\.)bias_[kv]$"
-    ): _ATTENTION,
+    re.compile(r"(^|[._])([a-z]*attn|[a-z]*attention|[qkv]_proj|in_proj)([._]|$)|(^|\.)bias_[kv]$"): _ATTENTION,
     re.compile(r"_packed_params|(^|\.)(scale|zero_point)$"): _QUANTISED,
     re.compile(r"(weight|bias)_([guv]|orig|mask)$|(^|\.)parametrizations\.|(^|[._])lora_"): _IN_PARTS,
 }
@@ -98,9 +94,7 @@ def dense_network(state: Mapping[str, Tensor], *, ordered: bool = True) -> Dense
         chain, misfits = _chain(layers, ordered)
         problems += misfits
     elif not problems:  # else the other layers are the news
-        problems.append(
-            f"only one layer, {layers[0]}: no hidden layer to read images from; train one with it"
-        )
+        problems.append(f"only one layer, {layers[0]}: no hidden layer to read images from; train one with it")
     problems += _unreadable_values(state)
     if problems:
         raise UnsupportedModelError(problems, supported=SUPPORTED)
@@ -157,9 +151,7 @@ def _chain(layers: list[_Layer], ordered: bool) -> tuple[list[_Layer], list[str]
     problems = []
     if _is_transposed(layers, ordered):
         shapes = _listed([str(layer) for layer in layers])
-        problems.append(
-            f"the layers chain only if every weight is transposed: {shapes}; save weight.T, [out, in]"
-        )
+        problems.append(f"the layers chain only if every weight is transposed: {shapes}; save weight.T, [out, in]")
         layers = [_flipped(layer) for layer in layers]
     problems += [
         f"the bias of {layer} is {list(layer.bias.shape)}, not [{layer.outputs}]; save both from one model"
@@ -244,9 +236,7 @@ def _misfits(layers: Sequence[_Layer]) -> list[str]:
             )
     if branches:
         path = _listed([str(layer) for layer in chain], " > ")
-        problems.append(
-            f"residual or branching: {_listed(branches)} fits nowhere in {path}; save a single path"
-        )
+        problems.append(f"residual or branching: {_listed(branches)} fits nowhere in {path}; save a single path")
     return problems
 
 
@@ -264,13 +254,9 @@ def _unreadable_values(state: Mapping[str, Tensor]) -> list[str]:
             broken.append(f"{name} ({count:,} of {value.numel():,})")
     problems = []
     if kinds:
-        problems.append(
-            f"not plain floating-point tensors: {_listed(kinds)}; save model.float().state_dict()"
-        )
+        problems.append(f"not plain floating-point tensors: {_listed(kinds)}; save model.float().state_dict()")
     if broken:
-        problems.append(
-            f"NaN or infinite values: {_listed(broken)}; training diverged, or the file is damaged"
-        )
+        problems.append(f"NaN or infinite values: {_listed(broken)}; training diverged, or the file is damaged")
     return problems
 
 

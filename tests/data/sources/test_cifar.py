@@ -71,9 +71,7 @@ def test_cifar100_takes_fine_labels_and_names(tmp_path: Path) -> None:
     ("cifar10", "cifar-10-batches-bin", "data_batch_1.bin", [[3], [9]]),
     ("cifar100", "cifar-100-binary", "train.bin", [[19, 3], [0, 9]]),
 ])  # fmt: skip
-def test_binary_version(
-    tmp_path: Path, name: str, folder: str, file: str, label_bytes: list[list[int]]
-) -> None:
+def test_binary_version(tmp_path: Path, name: str, folder: str, file: str, label_bytes: list[list[int]]) -> None:
     (tmp_path / folder).mkdir()
     records = np.hstack([np.array(label_bytes, np.uint8), PIXELS])
     (tmp_path / folder / file).write_bytes(records.tobytes())

@@ -77,9 +77,7 @@ def test_an_enormous_member_is_refused_before_it_is_unpacked(tmp_path: Path) -> 
 
 def test_an_array_header_that_lies(tmp_path: Path) -> None:
     path, header = tmp_path / "mine.npz", io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header, {"descr": "|u1", "fortran_order": False, "shape": (10**15, 3, 3)}
-    )
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (10**15, 3, 3)})
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("images.npy", header.getvalue())
     with pytest.raises(DataError, match=r"not a whole .npz file|other than plain numbers"):

@@ -74,9 +74,7 @@ def test_object_arrays_are_refused(tmp_path: Path) -> None:
     np.array([True, False]),
 ])  # fmt: skip
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_arrays_come_back_as_numpy_reads_them(
-    tmp_path: Path, array: np.ndarray[Any, Any], protocol: int
-) -> None:
+def test_arrays_come_back_as_numpy_reads_them(tmp_path: Path, array: np.ndarray[Any, Any], protocol: int) -> None:
     path = tmp_path / "batch"
     path.write_bytes(pickle.dumps({"data": array}, protocol))
     np.testing.assert_array_equal(read_pickle(path, ["data"])["data"], array, strict=True)

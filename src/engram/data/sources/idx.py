@@ -65,9 +65,7 @@ def read_idx(path: Path, dims: int) -> Bytes:
         raise DataError(f"{path} is truncated or damaged ({error}); {cure}") from error
     if len(body) != size:
         found = "more" if len(body) > size else f"only {len(body):,}"
-        raise DataError(
-            f"{path} is truncated or damaged: it declares {size:,} bytes and holds {found}; {cure}"
-        )
+        raise DataError(f"{path} is truncated or damaged: it declares {size:,} bytes and holds {found}; {cure}")
     return np.frombuffer(body, np.uint8).reshape(shape)
 
 

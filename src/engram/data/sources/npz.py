@@ -28,9 +28,7 @@ def load_npz(path: Path) -> ImageSet:
     arrays = _read(path)
     images, labels = arrays["images"], arrays["labels"]
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
-        raise DataError(
-            f"{path}: labels must be whole numbers [n], got {labels.dtype} {labels.shape}; {_CURE}"
-        )
+        raise DataError(f"{path}: labels must be whole numbers [n], got {labels.dtype} {labels.shape}; {_CURE}")
     if not 0 <= int(labels.min()) <= int(labels.max()) < MAX_CLASSES:
         raise DataError(
             f"{path}: labels must count classes 0, 1, ... below {MAX_CLASSES}, "

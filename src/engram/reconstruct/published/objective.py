@@ -22,8 +22,7 @@ def residuals(
     margins = task.margins(network.with_params(params)(inputs, activation), labels)
     gradients = torch.autograd.grad((duals * margins).mean(), list(params.values()), create_graph=True)
     return {
-        name: value.detach() - gradient
-        for (name, value), gradient in zip(params.items(), gradients, strict=True)
+        name: value.detach() - gradient for (name, value), gradient in zip(params.items(), gradients, strict=True)
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -63,8 +63,14 @@ class Haim2022:
 class PublishedScheme:
     """L = L_stationary + 5 L_lambda + L_prior, minimised over images [m, ...] and duals [m]."""
 
+    recipe: ClassVar[str] = "haim2022"
+
     view: AttackerView
     settings: Haim2022
+
+    @property
+    def total_steps(self) -> int:
+        return self.settings.steps
 
     def init(self) -> State:
         """x ~ N(0, image_std²), lambda ~ U(0, 1); labels split evenly."""

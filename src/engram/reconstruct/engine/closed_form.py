@@ -1,0 +1,114 @@
+"""Stationarity of a ReLU network and its gradients by matrix products only; no autograd graph.
+
+For candidates z_i with coefficients c_i = lambda_i y_i, layer l's residual is
+
+    R_l = [W_l b_l] - sum_i c_i delta_{l,i} [h_{l-1,i}; 1]ᵀ
+
+with h_0 = z, h_l = relu(a_l), a_l = W_l h_{l-1} + b_l, delta_L = 1 and delta_l = g_l * (W_{l+1}ᵀ delta_{l+1}),
+g_l = sigmoid(slope a_l). A bias is the coordinate of a constant 1; without a bias that column is left out.
+As in the papers, ReLU's derivative is the sigmoid wherever it appears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engram.targets.networks import DenseNetwork
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One pass up and down the network for candidates [m, r]; lists run over the layers 1..L."""
+
+    entering: list[Tensor]
+    """What enters layer l: h_{l-1}, with a column of ones where the layer has a bias."""
+    gates: list[Tensor]
+    """g_l of the hidden layers."""
+    arriving: list[Tensor]
+    """W_{l+1}ᵀ delta_{l+1}: the signal that arrives above the hidden layer l."""
+    signals: list[Tensor]
+    """delta_l."""
+    outputs: Tensor
+    """Phi(x_i), [m]."""
+
+
+def run_pass(network: DenseNetwork, inputs: Tensor, slope: float) -> Pass:
+    """All activations, gates and backpropagated signals of a one-output network."""
+    entering, gates = [], []
+    hidden = inputs
+    for layer, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):
+        entering.append(hidden if bias is None else torch.cat([hidden, hidden.new_ones(len(hidden), 1)], 1))
+        pre = torch.nn.functional.linear(hidden, weight, bias)
+        if layer < len(network.weights) - 1:
+            gates.append(torch.sigmoid(slope * pre))
+            hidden = pre.clamp(min=0)
+    signals = [inputs.new_ones(len(inputs), 1)]
+    arriving: list[Tensor] = []
+    for gate, weight in zip(reversed(gates), reversed(network.weights[1:]), strict=True):
+        arriving.insert(0, signals[0] @ weight)
+        signals.insert(0, gate * arriving[0])
+    return Pass(entering, gates, arriving, signals, pre.squeeze(1))
+
+
+def explained(done: Pass, coefficients: Tensor, layer: int) -> Tensor:
+    """sum_i c_i delta_{l,i} [h_{l-1,i}; 1]ᵀ for layer 0, 1, ..., [out, in (+1)]."""
+    return (done.signals[layer] * coefficients[:, None]).T @ done.entering[layer]
+
+
+def parameters(network: DenseNetwork, layer: int) -> Tensor:
+    """[W_l b_l], or W_l where there is no bias."""
+    weight, bias = network.weights[layer], network.biases[layer]
+    return weight if bias is None else torch.cat([weight, bias[:, None]], 1)
+
+
+def pull_back(
+    network: DenseNetwork,
+    done: Pass,
+    coefficients: Tensor,
+    slope: float,
+    by_residual: Mapping[int, Tensor],
+    by_output: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Gradients by inputs [m, r] and coefficients [m] of a loss F(R_0, R_1, ...; Phi).
+
+    `by_residual` holds dF/dR_l for the layers that F looks at, `by_output` dF/dPhi [m].
+    """
+    layers = range(len(network.weights))
+    # A term of dF/dR_l is -c_i times a product with delta on one side and [h; 1] on the other.
+    through = {layer: done.entering[layer] @ by_residual[layer].T for layer in by_residual}
+    by_coefficient = torch.zeros_like(coefficients)
+    for layer in by_residual:
+        by_coefficient -= (done.signals[layer] * through[layer]).sum(1)
+    # Up: how F depends on the signals delta_1, delta_2, ..., and through them on the gates.
+    by_gate: list[Tensor] = []
+    rising: Tensor | None = None
+    for layer in layers[:-1]:
+        by_signal = _added(rising, -coefficients[:, None] * through[layer] if layer in through else None)
+        if by_signal is None:
+            by_gate.append(torch.zeros_like(done.gates[layer]))
+            continue
+        by_gate.append(by_signal * done.arriving[layer])
+        rising = (by_signal * done.gates[layer]) @ network.weights[layer + 1].T
+    # Down: how F depends on the pre-activations, and through them on the inputs.
+    falling = None if by_output is None else by_output[:, None]
+    for layer in reversed(layers):
+        by_entering = None if falling is None else falling @ network.weights[layer]
+        if layer in by_residual:
+            direct = -coefficients[:, None] * (done.signals[layer] @ by_residual[layer])
+            by_entering = _added(by_entering, direct[:, : network.weights[layer].shape[1]])
+        if layer > 0:
+            gate = done.gates[layer - 1]
+            bend = by_gate[layer - 1] * (slope * gate * (1 - gate))
+            falling = _added(bend, None if by_entering is None else by_entering * gate)
+    assert by_entering is not None, "the loss depends on no layer and no output"
+    return by_entering, by_coefficient
+
+
+def _added(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b

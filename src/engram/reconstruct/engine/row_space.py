@@ -1,0 +1,71 @@
+"""The row space of the first layer: the input directions that training has written into it.
+
+From a small start W = U_0 + sum_i u_i x_iᵀ, the part of an input outside the span of the training images meets
+only the noise U_0 of the initialisation. The singular values of that noise end at sigma (sqrt h + sqrt d); what
+lies above is signal. Writing x = Vᵀ z with V [r, d] is a rotation: nothing is approximated inside the span.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SAFETY = 1.15
+"""Signal directions start this factor above the noise edge, where the noise's own fluctuations have ended."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowSpace:
+    """Orthonormal directions V [r, d], all singular values [min(h, d)], and where their noise ends."""
+
+    basis: Tensor
+    singular_values: Tensor
+    noise_std: float
+    edge: float
+
+    @property
+    def rank(self) -> int:
+        return len(self.basis)
+
+
+def find_row_space(weight: Tensor) -> RowSpace:
+    """Directions of W [h, d] above the noise edge; the noise level is read off the spectrum's lower end.
+
+    In float64: the tail of a float32 decomposition is not to be trusted. At least one direction is kept.
+    """
+    _, values, directions = torch.linalg.svd(weight.double(), full_matrices=False)
+    noise_std = noise_level(values, weight.shape[0], weight.shape[1])
+    edge = noise_std * (math.sqrt(weight.shape[0]) + math.sqrt(weight.shape[1]))
+    rank = max(1, int((values > SAFETY * edge).sum()))
+    return RowSpace(directions[:rank].to(weight.dtype), values, noise_std, edge)
+
+
+def noise_level(values: Tensor, rows: int, columns: int, quantile: float = 0.2) -> float:
+    """Standard deviation of the noise, from the lower `quantile` of the singular values (descending order).
+
+    The singular values of pure noise follow the Marchenko-Pastur law; the lower ones are noise unless the
+    data fill the whole space, and their place in the law tells sigma.
+    """
+    index = min(len(values) - 1, math.ceil(len(values) * (1 - quantile)))
+    return float(values[index]) / marchenko_pastur_quantile(rows, columns, quantile)
+
+
+def marchenko_pastur_quantile(rows: int, columns: int, quantile: float) -> float:
+    """The singular value of unit-variance noise [rows, columns] below which that share of them lies.
+
+    Density of the squared values t in [a, b], a, b = (sqrt rows -/+ sqrt columns)²: sqrt((t - a)(b - t)) / t.
+
+    >>> round(marchenko_pastur_quantile(1000, 1000, 1.0), 3), round(2 * math.sqrt(1000), 3)
+    (63.246, 63.246)
+    """
+    low = (math.sqrt(rows) - math.sqrt(columns)) ** 2
+    high = (math.sqrt(rows) + math.sqrt(columns)) ** 2
+    # In s = sqrt(t) the density is 2 sqrt((s² - a)(b - s²)) / s, without the pole that t has at a = 0.
+    grid = torch.linspace(math.sqrt(low), math.sqrt(high), 20_001, dtype=torch.float64)
+    density = ((grid.square() - low) * (high - grid.square())).clamp(min=0).sqrt() / grid.clamp(min=1e-9)
+    total = torch.cumulative_trapezoid(density, grid)
+    index = int(torch.searchsorted(total, quantile * total[-1]).clamp(max=len(grid) - 2))
+    return float(grid[index + 1])
