@@ -11,6 +11,7 @@ from engram.attacker import AttackerView
 from engram.data.choice import DataChoice
 from engram.errors import ConfigError
 from engram.loop import Budget, Snapshots, run
+from engram.matching import ncc
 from engram.pipeline import build_target, compare
 from engram.reconstruct.candidates import Reconstruction
 from engram.reconstruct.engine.consensus import agreements, consensus
@@ -45,8 +46,10 @@ def test_recovers_memorised_faces_and_knows_which(memorised: DenseNetwork) -> No
     assert counts["ncc>0.8"].held_out == 0
     assert found.scores is not None
     assert torch.equal(found.scores, found.scores.sort(descending=True).values)
-    best = compare(found.take(torch.arange(5)), FACES.load())
-    assert best.train.count("ncc", 0.8) >= 4, "the five most confident candidates are real faces"
+    data = FACES.load()
+    likeness = ncc(found.images, data.train.images - data.mean).amax(1)
+    assert int((likeness[:5] > 0.8).sum()) >= 4, "the most confident candidates are real faces"
+    assert float(likeness[:10].mean()) > float(likeness[-10:].mean()) + 0.2
 
 
 def test_an_untrained_network_gives_nothing_and_no_confidence() -> None:
@@ -58,41 +61,52 @@ def test_an_untrained_network_gives_nothing_and_no_confidence() -> None:
     assert found.scores is not None
 
 
-def test_objective_s_gradients_equal_autograd(memorised: DenseNetwork) -> None:
-    """Margin, prior and metric together, in float64, against differences along random directions."""
-    engine = _engine(memorised, candidates=10, dtype="float64", restarts=1)
-    state = engine.init()
-    state["metric_latents"], state["metric_duals"] = state["latents"].clone(), state["duals"].clone()
-    losses, by_latents, by_duals = engine._objective(state)
-
-    def value(latents: torch.Tensor, duals: torch.Tensor) -> float:
-        terms = engine._objective({**state, "latents": latents, "duals": duals})[0]
-        return float(sum(terms.values()))
-
-    assert value(state["latents"], state["duals"]) == pytest.approx(float(sum(losses.values())))
-    # Only the prior has an exact derivative in the latents: the papers' ReLU derivative is a surrogate elsewhere.
-    prior, by_prior = engine._variation(state["latents"], state["duals"])
+def test_objective_s_gradients_equal_differences(memorised: DenseNetwork) -> None:
+    """Where the derivative is exact: the prior in the latents, stationarity in the duals. (Elsewhere the papers'
+    ReLU derivative is a surrogate; the closed form is compared with autograd in its own test.)"""
+    engine = _engine(memorised, candidates=10, dtype="float64", restarts=1, prior=1.0)
+    state = run(engine, Budget(steps=1)).state
+    metric = engine.objective.metric(state["latents"], state["duals"])
+    _, _, by_duals = engine.objective(state, metric, 1.0)
+    prior, by_prior = engine.objective.variation(state["latents"], state["duals"])
     direction = torch.randn_like(state["latents"])
-    ahead = engine._variation(state["latents"] + 1e-6 * direction, state["duals"])[0]
+    ahead = engine.objective.variation(state["latents"] + 1e-6 * direction, state["duals"])[0]
     assert float((ahead - prior) / 1e-6) == pytest.approx(float((by_prior * direction).sum()), rel=1e-3)
-    # In the duals the stationarity is a plain quadratic.
-    direction = torch.randn_like(state["duals"])
 
     def stationarity(duals: torch.Tensor) -> float:
-        return float(engine._objective({**state, "duals": duals})[0]["stationarity"])
+        return float(engine.objective({**state, "duals": duals}, metric, 0.0)[0]["stationarity"])
 
+    direction = torch.randn_like(state["duals"])
     step = 1e-4 * engine.scales.dual
     difference = stationarity(state["duals"] + step * direction) - stationarity(state["duals"] - step * direction)
     assert difference / (2 * step) == pytest.approx(float((by_duals * direction).sum()), rel=1e-4)
-    assert by_latents.shape == state["latents"].shape
 
 
-def test_resumed_in_the_middle_of_a_metric_ends_bit_identical(memorised: DenseNetwork, tmp_path: Path) -> None:
-    settings = {"steps": 60, "restarts": 2, "candidates": 20}
-    whole = run(_engine(memorised, **settings), Budget(steps=120)).state
+def test_candidates_that_explain_nothing_have_loss_one(memorised: DenseNetwork) -> None:
+    engine = _engine(memorised, candidates=10, restarts=1, prior=0.0)
+    state = run(engine, Budget(steps=1)).state
+    metric = engine.objective.metric(state["latents"], state["duals"])
+    silent = {**state, "duals": torch.zeros_like(state["duals"])}
+    assert float(engine.objective(silent, metric, 0.0)[0]["stationarity"]) == pytest.approx(1.0, rel=1e-4)
+    torch.testing.assert_close(engine.objective.unexplained(silent), torch.ones(400))
+
+
+def test_the_prior_is_chosen_by_neurons_that_were_left_out(memorised: DenseNetwork) -> None:
+    engine = _engine(memorised, steps=320, restarts=1)
+    solution = run(engine, Budget(steps=5 * 80))
+    judged = solution.state["left_unexplained"]
+    assert bool(judged.isfinite().all())
+    assert float(judged.max()) > 1.05 * float(judged.min()), "the strengths differ in what they predict"
+    assert int(judged.argmin()) < len(judged) - 1, "the strongest prior blurs"
+
+
+@pytest.mark.parametrize("stop", [7, 73, 148], ids=["first trial", "last trial", "second restart"])
+def test_resumed_anywhere_ends_bit_identical(memorised: DenseNetwork, tmp_path: Path, stop: int) -> None:
+    settings: dict[str, object] = {"steps": 60, "restarts": 2, "candidates": 20}  # 5 x 15 + 2 x 60 steps
+    whole = run(_engine(memorised, **settings), Budget(steps=195)).state
     snapshots = Snapshots(path=tmp_path / "s")
-    run(_engine(memorised, **settings), Budget(steps=73), snapshots=snapshots)
-    resumed = run(_engine(memorised, **settings), Budget(steps=120), snapshots=snapshots, resume=True).state
+    run(_engine(memorised, **settings), Budget(steps=stop), snapshots=snapshots)
+    resumed = run(_engine(memorised, **settings), Budget(steps=195), snapshots=snapshots, resume=True).state
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 

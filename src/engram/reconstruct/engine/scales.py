@@ -19,8 +19,8 @@ SOFTNESS = 10.0
 """Gates are soft over a tenth of the pre-activations' spread on natural inputs."""
 MARGIN_PER_SPREAD = 2.0
 """Margins of memorised samples lie at about twice the outputs' spread on random inputs in the row space."""
-CANDIDATES_PER_DIRECTION = 3
-"""More training samples than directions of the row space share them; three a direction leave room."""
+CANDIDATES_PER_DIRECTION = 4
+"""More training samples than directions of the row space share them; four a direction leave room."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,6 @@ class Scales:
     latent_std: float
     slope: float
     dual: float
-    prior: float
 
 
 def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
@@ -70,5 +69,4 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
         latent_std=latent_std,
         slope=SOFTNESS / float(excited.std().clamp(min=1e-12)),
         dual=norm / (margin * candidates),
-        prior=0.0 if len(view.input_shape) != 3 else 1.5 if settings.prior is None else settings.prior,
     )

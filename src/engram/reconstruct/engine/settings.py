@@ -15,7 +15,8 @@ class EngineSettings:
     """No tuning needed: `None` means derived from the weights.
 
     `steps` for each of `restarts` independent starts; all their candidates are pooled. `prior` is the strength of
-    total variation, 0 for none. `ridge` and `margin_*` are the metric's and the margin's, see their modules.
+    total variation, 0 for none; None tries `PRIOR_GRID` on short starts first and takes what predicts neurons that
+    were left out best. `ridge` and `margin_*` are the metric's and the margin's, see their modules.
     """
 
     candidates: int | None = None

@@ -1,0 +1,86 @@
+"""When the engine does what: short trials that choose the prior, then the restarts.
+
+The prior's strength is chosen blind by cross-validation over neurons: a trial fits three quarters of the first
+layer's equations and is judged by how well its candidates explain the others. Too little prior fits noise, too
+much blurs; both show in neurons that were left out. Of strengths that predict about equally well the largest is
+taken: the smoothest images among equals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engram.reconstruct.engine.settings import EngineSettings
+
+PRIOR_GRID = (0.4, 0.8, 1.6, 3.2, 6.4)
+TRIAL_SHARE = 0.25
+"""Length of a trial as a share of a restart."""
+LEFT_OUT = 4
+"""Every fourth neuron is left out of a trial."""
+TOLERANCE = 0.02
+"""Strengths within this share of the best count as equal."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Where a step lies: in a trial or a restart (`index`), at `step` of `length`."""
+
+    is_trial: bool
+    index: int
+    step: int
+    length: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.step + 1 == self.length
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`trials` of `trial_steps`, then `restarts` of `steps`.
+
+    >>> plan = Schedule(trials=2, trial_steps=3, restarts=4, steps=10)
+    >>> plan.total, plan.phase(4), plan.phase(17).index, plan.finished_restarts(26)
+    (46, Phase(is_trial=True, index=1, step=1, length=3), 1, 2)
+    """
+
+    trials: int
+    trial_steps: int
+    restarts: int
+    steps: int
+
+    @property
+    def total(self) -> int:
+        return self.trials * self.trial_steps + self.restarts * self.steps
+
+    def phase(self, step: int) -> Phase:
+        """The phase of step 0, 1, ..."""
+        rest = step - self.trials * self.trial_steps
+        if rest < 0:
+            index, within = divmod(step, self.trial_steps)
+            return Phase(True, index, within, self.trial_steps)
+        index, within = divmod(rest, self.steps)
+        return Phase(False, index, within, self.steps)
+
+    def finished_restarts(self, step: int) -> int:
+        """How many restarts are complete after `step` steps."""
+        return max(0, step - self.trials * self.trial_steps) // self.steps
+
+
+def make_schedule(settings: EngineSettings, input_shape: tuple[int, ...]) -> Schedule:
+    """Trials only where there is a prior to choose: images, and none given."""
+    trials = len(PRIOR_GRID) if settings.prior is None and len(input_shape) == 3 else 0
+    trial_steps = max(1, round(TRIAL_SHARE * settings.steps))
+    return Schedule(trials, trial_steps, settings.restarts, settings.steps)
+
+
+def choose_prior(left_unexplained: Tensor) -> float:
+    """The largest strength whose residual on left-out neurons [len(PRIOR_GRID)] is near the best.
+
+    >>> choose_prior(torch.tensor([0.227, 0.2176, 0.2113, 0.2182, 0.244]))
+    1.6
+    """
+    near = left_unexplained <= (1 + TOLERANCE) * left_unexplained.min()
+    return PRIOR_GRID[int(near.nonzero().max())]
