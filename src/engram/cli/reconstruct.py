@@ -108,11 +108,15 @@ def reconstruct(
     target = open_target(model)
     view = attacker_view(target, model, input_shape, task)
     view = replace(view, network=view.network.to(device=check_device(device)))
-    scheme = _engine(view, common | engine) if recipe == "engine" else _published(view, common | published)
+    seconds = None if budget is None else parse_seconds(budget)
+    if recipe == "engine":
+        scheme = _engine(view, common | engine, seconds, out if resume else None)
+    else:
+        scheme = _published(view, common | published)
     with progress_bar("reconstructing", scheme.total_steps) as progress:
         found, solution = attack(
             scheme,
-            seconds=None if budget is None else parse_seconds(budget),
+            seconds=seconds,
             directory=out,
             model=str(model),
             resume=resume,
@@ -126,11 +130,27 @@ def reconstruct(
     typer.echo(f"wrote {out}; compare with your data: engram score {out} --data ... -n ...")
 
 
-def _engine(view: AttackerView, given: dict[str, Any]) -> Attack:
+def _engine(view: AttackerView, given: dict[str, Any], seconds: float | None, resumed: Path | None) -> Attack:
+    """A budget becomes a plan once; a resumed run keeps the plan in its run.json."""
+    from pydantic import TypeAdapter
+
+    from engram.errors import ConfigError
+    from engram.files import read_json
+    from engram.reconstruct.engine.budget import fit_to_budget
     from engram.reconstruct.engine.settings import EngineSettings
     from engram.reconstruct.engine.solver import Engine
+    from engram.runs import RunDirectory
 
-    return Engine(view, EngineSettings(**{name: value for name, value in given.items() if value is not None}))
+    chosen = {name: value for name, value in given.items() if value is not None}
+    settings = EngineSettings(**chosen)
+    if resumed is not None and RunDirectory(resumed).record.exists():
+        stored = read_json(RunDirectory(resumed).record).get("settings")
+        return Engine(view, TypeAdapter(EngineSettings).validate_python(stored))
+    if seconds is None:
+        return Engine(view, settings)
+    if "steps" in chosen or "restarts" in chosen:
+        raise ConfigError("--budget plans --steps and --restarts itself; give one or the other")
+    return Engine(view, fit_to_budget(view, settings, seconds))
 
 
 def _published(view: AttackerView, given: dict[str, Any]) -> Attack:

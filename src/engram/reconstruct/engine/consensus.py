@@ -16,7 +16,7 @@ SAME_IMAGE = 0.95
 """Candidates of one label with at least this NCC are one image."""
 
 # P(NCC with a training image > 0.8) = sigmoid(INTERCEPT + SLOPE * -log(1 - agreement)), fitted by
-# `python -m benchmarks.confidence` on targets that no reported number uses.
+# `python -m benchmarks.confidence` on targets that are used for nothing else.
 INTERCEPT, SLOPE = -6.9, 2.6
 
 

@@ -79,6 +79,7 @@ def make_schedule(settings: EngineSettings, input_shape: tuple[int, ...]) -> Sch
 def choose_prior(left_unexplained: Tensor) -> float:
     """The largest strength whose residual on left-out neurons [len(PRIOR_GRID)] is near the best.
 
+    >>> import torch
     >>> choose_prior(torch.tensor([0.227, 0.2176, 0.2113, 0.2182, 0.244]))
     1.6
     """

@@ -1,0 +1,37 @@
+"""A time becomes a plan that takes about that time."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from engram.loop import Budget, run
+from engram.reconstruct.engine.budget import FEWEST_STEPS, MOST_STEPS, fit_to_budget, plan
+from engram.reconstruct.engine.settings import EngineSettings
+from engram.reconstruct.engine.solver import Engine
+from tests import cases
+
+
+@pytest.mark.parametrize("affordable", [10, 500, 1000, 2500, 5000, 40_000])
+def test_plans_stay_within_what_is_affordable(affordable: int) -> None:
+    settings = plan(EngineSettings(), 1.25, affordable)
+    assert settings.restarts >= 2
+    assert FEWEST_STEPS <= settings.steps <= MOST_STEPS
+    if settings.steps > FEWEST_STEPS:
+        assert (settings.restarts + 1.25) * settings.steps <= affordable
+
+
+def test_more_time_never_means_fewer_steps_or_restarts() -> None:
+    plans = [plan(EngineSettings(), 1.25, affordable) for affordable in range(100, 20_000, 100)]
+    work = [one.steps * one.restarts for one in plans]
+    assert work == sorted(work)
+
+
+def test_a_budget_is_spent_and_kept() -> None:
+    view = cases.view(36, 60, 60, 1, shape=(1, 6, 6))
+    settings = fit_to_budget(view, EngineSettings(candidates=40), 3.0)
+    started = time.monotonic()
+    engine = Engine(view, settings)
+    run(engine, Budget(steps=engine.total_steps))
+    assert 0.3 < time.monotonic() - started < 9, "a factor of three either way on a shared machine"
