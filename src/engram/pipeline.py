@@ -10,7 +10,6 @@ Each stage takes built objects and returns a value; with a `directory` it leaves
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -151,15 +150,6 @@ def compare(
     )
 
 
-def weights_digest(network: DenseNetwork) -> str:
-    """SHA-256 of the weights: says which model a result belongs to."""
-    digest = hashlib.sha256()
-    for name, value in network.params.items():
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
 def _prepared(directory: Path, resume: bool, snapshot_every: float) -> Snapshots:
     """Snapshots in a writable directory; an earlier run there is gone on with or left alone, never mixed."""
     files.prepare_directory(directory)
@@ -189,7 +179,7 @@ def _record(directory: Path, scheme: Attack, model: str, solution: Solution | No
         "recipe": scheme.recipe,
         "settings": asdict(scheme.settings),
         "model": model,
-        "weights_sha256": weights_digest(view.network),
+        "weights_sha256": view.network.digest(),
         "network": view.network.name,
         "input_shape": list(view.input_shape),
         "task": view.task.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -65,6 +66,14 @@ class DenseNetwork:
     @property
     def name(self) -> str:
         return "-".join(map(str, self.sizes))
+
+    def digest(self) -> str:
+        """SHA-256 of names and values: says which weights a result belongs to."""
+        digest = hashlib.sha256()
+        for name, value in self.params.items():
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     @property
     def is_homogeneous(self) -> bool:
