@@ -47,6 +47,11 @@ def demo(
     report = compare(found, data, network=target.network)
     write_json(run_directory / "scores.json", report.to_json(records=True))
     show_report(report)
+    row = next(row for row in report.counts if row.threshold.text == "ncc>0.8")
+    typer.echo(
+        f"{row.train} of the {len(report.train)} faces were read out of the weights; "
+        f"of {gate.DATA.n} faces that it never saw, {row.held_out}."
+    )
     picture = out / "faces.png"
     write_pairs(picture, report, data, best=50)
     typer.echo(f"Open {picture}: each face read out of the weights above the real one.")
