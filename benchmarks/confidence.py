@@ -3,7 +3,7 @@
 Run: python -m benchmarks.confidence [--data-root DIR]
 
 Targets: 50 faces and, if CIFAR-10 is there, 100 photographs, chosen by seeds that nothing else uses. Prints the
-two constants of `engine/consensus.py` and a reliability table on a target left out of the fit.
+two constants of `engine/consensus.py` and a reliability table in which every target is judged by the others.
 """
 
 from __future__ import annotations
@@ -66,16 +66,25 @@ def main(arguments: list[str] | None = None) -> None:
             collected.append(pairs(choice, root))
         except DataError as error:
             print(f"left out: {error}")
-    half = max(1, len(collected) // 2)
-    intercept, slope = fit(*(torch.cat(column) for column in zip(*collected[:half], strict=True)))
-    print(f"fit: INTERCEPT, SLOPE = {intercept:.2f}, {slope:.2f} (in use: {INTERCEPT}, {SLOPE})")
-    evidence, real = (torch.cat(column) for column in zip(*collected[half:], strict=True))
-    chance = torch.sigmoid(intercept + slope * evidence)
+    intercept, slope = fit(*(torch.cat(column) for column in zip(*collected, strict=True)))
+    print(f"fit to all: INTERCEPT, SLOPE = {intercept:.2f}, {slope:.2f} (in use: {INTERCEPT}, {SLOPE})")
+    if len(collected) < 2:
+        return
+    # Reliability: every target judged by constants that were fitted to the others.
+    said, true = [], []
+    for index, (evidence, real) in enumerate(collected):
+        others = [one for place, one in enumerate(collected) if place != index]
+        intercept, slope = fit(*(torch.cat(column) for column in zip(*others, strict=True)))
+        said.append(torch.sigmoid(intercept + slope * evidence))
+        true.append(real.double())
+    chance, outcome = torch.cat(said), torch.cat(true)
     for low, high in ((0, 0.1), (0.1, 0.3), (0.3, 0.5), (0.5, 0.7), (0.7, 0.9), (0.9, 1.01)):
         inside = (chance >= low) & (chance < high)
         if bool(inside.any()):
-            said, true = float(chance[inside].mean()), float(real[inside].double().mean())
-            print(f"  left-out targets, {int(inside.sum()):4d} candidates: said {said:.2f}, true {true:.2f}")
+            mean = float(chance[inside].mean())
+            print(
+                f"  {int(inside.sum()):4d} candidates: said {mean:.2f}, true {float(outcome[inside].mean()):.2f}"
+            )
 
 
 if __name__ == "__main__":

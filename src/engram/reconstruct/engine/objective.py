@@ -16,6 +16,21 @@ from engram.reconstruct.engine.settings import EngineSettings
 from engram.task import Binary
 
 
+FAINT = 0.1
+"""Neurons with less than this share of the median energy count as if they had it."""
+
+
+def row_energies(weights: Tensor) -> Tensor:
+    """||w_k||² [h], but no less than a share of the median: neurons that never learnt have nothing to say, and
+    dividing by their norm would let them speak loudest.
+
+    >>> row_energies(torch.tensor([[1.0], [2.0], [0.0]]))
+    tensor([1.0000, 4.0000, 0.1000])
+    """
+    energies = weights.square().sum(1)
+    return energies.clamp(min=FAINT * float(energies.median()))
+
+
 @dataclass(frozen=True, eq=False)
 class Objective:
     """Values and gradients for latents [m, r], duals [m] and labels [m] in a state."""
@@ -48,7 +63,7 @@ class Objective:
         done = run_pass(network, state["latents"], self.scales.slope)
         weights = parameters(network, 0)
         left = weights - explained(done, state["duals"] * signs, 0)
-        return left.square().sum(1) / weights.square().sum(1).clamp(min=1e-30)
+        return left.square().sum(1) / row_energies(weights)
 
     def metric(self, latents: Tensor, duals: Tensor) -> Tensor:
         """M_k / ||w_k||² [h, r+1, r+1], scaled so that candidates that explain nothing have loss 1."""
@@ -56,7 +71,7 @@ class Objective:
         done = run_pass(network, latents, self.scales.slope)
         metric = neuron_metric(done.entering[0], done.gates[0], duals, self.settings.ridge)
         weights = parameters(network, 0)
-        metric /= weights.square().sum(1).clamp(min=1e-30)[:, None, None]
+        metric /= row_energies(weights)[:, None, None]
         metric /= torch.einsum("kp,kpq,kq->", weights, metric, weights)
         return metric
 
