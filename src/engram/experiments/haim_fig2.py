@@ -29,7 +29,7 @@ RECIPE = Recipe(lr=0.2, epochs=60_000, normalise_below=0.001, loss_threshold=3e-
 # 10 all points come back, from 30 on some candidates straddle a point instead. The floor keeps all of them in use.
 ATTACK = Haim2022(
     candidates=100,
-    steps=6_000,
+    steps=10_000,
     lr_images=3e-5,
     lr_duals=0.01,
     image_std=0.5,
