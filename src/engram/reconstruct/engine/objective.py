@@ -15,7 +15,6 @@ from engram.reconstruct.engine.scales import Scales
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.task import Binary
 
-
 FAINT = 0.1
 """Neurons with less than this share of the median energy count as if they had it."""
 
