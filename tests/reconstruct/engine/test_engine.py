@@ -89,7 +89,9 @@ def test_candidates_that_explain_nothing_have_loss_one(memorised: DenseNetwork) 
     metric = engine.objective.metric(state["latents"], state["duals"])
     silent = {**state, "duals": torch.zeros_like(state["duals"])}
     assert float(engine.objective(silent, metric, 0.0)[0]["stationarity"]) == pytest.approx(1.0, rel=1e-4)
-    torch.testing.assert_close(engine.objective.unexplained(silent), torch.ones(400))
+    unexplained = engine.objective.unexplained(silent)
+    assert float(unexplained.max()) == pytest.approx(1.0)
+    assert float(unexplained.median()) == pytest.approx(1.0), "only faint neurons count for less"
 
 
 def test_the_prior_is_chosen_by_neurons_that_were_left_out(memorised: DenseNetwork) -> None:
