@@ -17,7 +17,7 @@ SAME_IMAGE = 0.95
 
 # P(NCC with a training image > 0.8) = sigmoid(INTERCEPT + SLOPE * -log(1 - agreement)), fitted by
 # `python -m benchmarks.confidence` on targets that are used for nothing else.
-INTERCEPT, SLOPE = -6.9, 2.6
+INTERCEPT, SLOPE = -5.62, 2.02
 
 
 def consensus(found: Reconstruction, restarts: int) -> Reconstruction:
@@ -48,7 +48,7 @@ def confidence(agreement: Tensor) -> Tensor:
     """The calibrated chance that a candidate shows a training image, in [0, 1].
 
     >>> confidence(torch.tensor([0.5, 0.9, 0.99])).round(decimals=2)
-    tensor([0.0100, 0.2900, 0.9900])
+    tensor([0.0100, 0.2800, 0.9800])
     """
     return torch.sigmoid(INTERCEPT - SLOPE * torch.log1p(-agreement.clamp(max=1 - 1e-4)))
 
