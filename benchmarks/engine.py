@@ -41,7 +41,7 @@ def curve(scheme: Attack, data: Split, *, seconds: float | None, points: int) ->
     spent, step = 0.0, 0
     inner = _Resumable(scheme, state)
     while step < total and (seconds is None or spent < seconds):
-        part = max(1, total // points) if seconds is None else total - step
+        part = min(total - step, -(-total // points)) if seconds is None else total - step
         solution = run(inner, Budget(steps=part, seconds=None if seconds is None else seconds / points))
         spent += solution.seconds
         step += solution.steps
