@@ -26,7 +26,7 @@ NETWORK = MLPSpec(inputs=2, widths=(1000, 1000))
 # Near the KKT point all twenty margins agree; a rate that follows the loss down gets there in minutes.
 RECIPE = Recipe(lr=0.2, epochs=60_000, normalise_below=0.001, loss_threshold=3e-7)
 # Training points come to lie on the boundaries of many neurons, so gates must be soft to be found: with a slope of
-# 10 all points come back, from 30 on some candidates straddle a point instead. The floor keeps all of them in use.
+# 10 most or all points come back, from 30 on candidates straddle more of them. The floor keeps all of them in use.
 ATTACK = Haim2022(
     candidates=100,
     steps=10_000,
