@@ -53,13 +53,12 @@ def test_recovers_memorised_faces_and_knows_which(memorised: DenseNetwork) -> No
     assert float(likeness[:10].mean()) > float(likeness[-10:].mean()) + 0.2
 
 
-def test_an_untrained_network_gives_nothing_and_no_confidence() -> None:
+def test_an_untrained_network_gives_nothing() -> None:
     spec = MLPSpec(inputs=625, widths=(200, 200), first_layer_std=None)
     network = build_target(FACES, spec, Recipe(lr=1e-12, epochs=1), Binary()).network
     engine = _engine(network, steps=60, restarts=3)
     found = engine.reconstruction(run(engine, Budget(steps=engine.total_steps)).state)
     assert compare(found, FACES.load()).train.count("ncc", 0.8) == 0
-    assert found.scores is not None
 
 
 def test_objective_s_gradients_equal_differences(memorised: DenseNetwork) -> None:
@@ -113,8 +112,8 @@ def test_resumed_anywhere_ends_bit_identical(memorised: DenseNetwork, tmp_path: 
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_scaling_the_pixels_scales_the_candidates(memorised: DenseNetwork) -> None:
-    """No hidden unit: a network that reads pixels in [0, 10] gives the same images, ten times as large."""
+def test_scales_follow_the_pixel_range(memorised: DenseNetwork) -> None:
+    """No hidden unit: for pixels in [0, 10] the start is ten times as wide, and the gates are alike."""
     shrunk = memorised.with_params({**memorised.params, "layers.0.weight": memorised.weights[0] / 10})
     plain = _engine(memorised, candidates=20, steps=30, restarts=1, prior=0.0, dtype="float64")
     view = AttackerView(shrunk, SHAPE, Binary(), pixel_range=(0.0, 10.0))

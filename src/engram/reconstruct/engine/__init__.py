@@ -1,9 +1,13 @@
 """The engine: the same equations as the papers', solved where they live, in closed form and without tuning.
 
-row_space      the few input directions that the first layer has learnt; exact, not an approximation
+row_space      the few input directions that the first layer has learnt
+scales         every scale, from the weights alone
 closed_form    stationarity of every layer and its gradients, by matrix products only
 metric         how far each neuron's equation can be trusted in each direction
 prior          total variation, the mild image prior
-solver         the iteration: settings from the weights, Adam, restarts
-confidence     agreement of the restarts, merging, a score for every candidate without any training data
+objective      stationarity under the metric, margin, prior
+schedule       trials that choose the prior's strength, then the restarts
+solver         the iteration
+consensus      agreement of the restarts, merging, a score for every candidate without any training data
+budget         a time as a plan
 """

@@ -27,7 +27,7 @@ CANDIDATES_PER_DIRECTION = 4
 class Scales:
     """The problem in its own coordinates, and every scale the solver needs, from the weights alone.
 
-    `latent_std` spreads the start over images of natural contrast; `slope` makes gates as soft as a hundredth of
+    `latent_std` spreads the start over images of natural contrast; `slope` makes gates soft over a tenth of
     what such images excite; `dual` follows from homogeneity, sum_i lambda_i margin_i = ||[W_1 b_1]||², with the
     output on such images for the margin.
     """
