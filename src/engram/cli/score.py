@@ -116,11 +116,10 @@ def _data_choice(
     from engram.data.catalog import default_labels
     from engram.data.choice import DataChoice
     from engram.errors import ConfigError, EngramError
-    from engram.files import read_json
-    from engram.runs import RunDirectory
+    from engram.runs import read_record
     from engram.targets.checkpoint import open_target
 
-    record = read_json(RunDirectory(run).record)
+    record = read_record(run)
     try:
         target = open_target(Path(str(record.get("model", ""))))
     except EngramError:
