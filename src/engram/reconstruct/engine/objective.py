@@ -15,6 +15,8 @@ from engram.reconstruct.engine.scales import Scales
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.task import Binary
 
+GAIN_RIDGE = 0.3
+"""How strongly a neuron's gain is held at 1."""
 FAINT = 0.1
 """Neurons with less than this share of the median energy count as if they had it."""
 
@@ -31,6 +33,41 @@ def row_energies(weights: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
+class Metric:
+    """M_k / ||w_k||² [h, k, k], and what it makes of the weights themselves: M w [h, k] and wᵀ M w [h]."""
+
+    matrices: Tensor
+    pulled: Tensor
+    energies: Tensor
+
+    @classmethod
+    def of(cls, matrices: Tensor, weights: Tensor) -> Metric:
+        pulled = torch.bmm(matrices, weights[:, :, None]).squeeze(2)
+        return cls(matrices, pulled, (pulled * weights).sum(1))
+
+    def without(self, every: int) -> Metric:
+        """Every so-manieth neuron left out of the fit."""
+        matrices = self.matrices.clone()
+        matrices[::every] = 0
+        pulled, energies = self.pulled.clone(), self.energies.clone()
+        pulled[::every], energies[::every] = 0, 0
+        return Metric(matrices, pulled, energies)
+
+
+def gains(overlap: Tensor, predicted: Tensor, energies: Tensor) -> Tensor:
+    """s_k that minimises (w - s p)ᵀ M (w - s p) + GAIN_RIDGE (s - 1)² wᵀ M w, from wᵀMp, pᵀMp and wᵀMw [h].
+
+    A neuron's outgoing signal moved while the samples were learnt; what all of them have in common is one factor
+    a neuron.
+
+    >>> gains(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 1.0, 4.0]), torch.ones(3))
+    tensor([1.0000, 1.0000, 0.5349])
+    """
+    tiny = torch.finfo(energies.dtype).tiny
+    return (overlap + GAIN_RIDGE * energies + tiny) / (predicted + GAIN_RIDGE * energies + tiny)
+
+
+@dataclass(frozen=True, eq=False)
 class Objective:
     """Values and gradients for latents [m, r], duals [m] and labels [m] in a state."""
 
@@ -38,41 +75,55 @@ class Objective:
     settings: EngineSettings
     input_shape: tuple[int, ...]
 
-    def __call__(self, state: State, metric: Tensor, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    def __call__(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """The terms of F, and its gradients by latents [m, r] and duals [m]."""
         network, slope = self.scales.network, self.scales.slope
         latents, duals = state["latents"], state["duals"]
         signs = Binary.signs(state["labels"], latents.dtype)
-        done = run_pass(network, latents, slope)
-        left = parameters(network, 0) - explained(done, duals * signs, 0)
-        pulled = torch.bmm(metric, left[:, :, None]).squeeze(2)
+        done = run_pass(network, latents, (duals * signs)[:, None], slope)
+        stationarity, by_residual = self.stationarity(done, metric)
         margin, by_output = self.margin(done, signs, duals)
-        by_latents, by_coefficient = pull_back(network, done, duals * signs, slope, {0: 2 * pulled}, by_output)
-        losses = {"stationarity": (pulled * left).sum(), "margin": margin}
+        by_latents, by_coefficients = pull_back(network, done, slope, {0: by_residual}, by_output[:, None])
+        losses = {"stationarity": stationarity, "margin": margin}
         if prior > 0:
             variation, by_variation = self.variation(latents, duals)
             losses["variation"] = prior * variation
             by_latents = by_latents + prior * by_variation
-        return losses, by_latents, by_coefficient * signs
+        return losses, by_latents, by_coefficients.squeeze(1) * signs
+
+    def stationarity(self, done: Pass, metric: Metric) -> tuple[Tensor, Tensor]:
+        """sum_k min_s of the residual of neuron k (`gains`), and its gradient by the residual w - p, [h, k].
+
+        At its minimum in s the value depends on p through the residual alone: dF/dp = -2 s M (w - s p).
+        """
+        predicted = explained(done, 0)
+        pulled = torch.bmm(metric.matrices, predicted[:, :, None]).squeeze(2)
+        weights = parameters(self.scales.network, 0)
+        overlap, square = (pulled * weights).sum(1), (pulled * predicted).sum(1)
+        gain = gains(overlap, square, metric.energies)
+        value = metric.energies - 2 * gain * overlap + gain.square() * square
+        value = value + GAIN_RIDGE * (gain - 1).square() * metric.energies
+        return value.sum(), 2 * gain[:, None] * (metric.pulled - gain[:, None] * pulled)
 
     def unexplained(self, state: State) -> Tensor:
-        """What is left of each neuron, ||r_k||² / ||w_k||², [h]."""
+        """What is left of each neuron at its best gain, ||w_k - s_k p_k||² / ||w_k||², [h]."""
         network = self.scales.network
         signs = Binary.signs(state["labels"], state["latents"].dtype)
-        done = run_pass(network, state["latents"], self.scales.slope)
-        weights = parameters(network, 0)
-        left = weights - explained(done, state["duals"] * signs, 0)
+        done = run_pass(network, state["latents"], (state["duals"] * signs)[:, None], self.scales.slope)
+        weights, predicted = parameters(network, 0), explained(done, 0)
+        gain = gains((weights * predicted).sum(1), predicted.square().sum(1), weights.square().sum(1))
+        left = weights - gain[:, None] * predicted
         return left.square().sum(1) / row_energies(weights)
 
-    def metric(self, latents: Tensor, duals: Tensor) -> Tensor:
-        """M_k / ||w_k||² [h, r+1, r+1], scaled so that candidates that explain nothing have loss 1."""
+    def metric(self, latents: Tensor, duals: Tensor) -> Metric:
+        """Scaled so that candidates that explain nothing have loss 1."""
         network = self.scales.network
-        done = run_pass(network, latents, self.scales.slope)
-        metric = neuron_metric(done.entering[0], done.gates[0], duals, self.settings.ridge)
+        done = run_pass(network, latents, duals[:, None], self.scales.slope)
+        matrices = neuron_metric(done.entering[0], done.gates[0], duals, self.settings.ridge)
         weights = parameters(network, 0)
-        metric /= row_energies(weights)[:, None, None]
-        metric /= torch.einsum("kp,kpq,kq->", weights, metric, weights)
-        return metric
+        matrices /= row_energies(weights)[:, None, None]
+        matrices /= torch.einsum("kp,kpq,kq->", weights, matrices, weights)
+        return Metric.of(matrices, weights)
 
     def margin(self, done: Pass, signs: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
         """Squared distance of y Phi / gamma from [1 - tolerance, 1 + tolerance], duals as weights.
@@ -81,7 +132,7 @@ class Objective:
         """
         total = duals.sum().clamp(min=1e-12 * self.scales.dual)
         gamma = parameters(self.scales.network, 0).square().sum() / total
-        excess = signs * done.outputs / gamma - 1
+        excess = signs * done.outputs.squeeze(1) / gamma - 1
         outside = excess - excess.clamp(-self.settings.margin_tolerance, self.settings.margin_tolerance)
         share = self.settings.margin_weight * duals / total
         return (share * outside.square()).sum(), 2 * share * outside * signs / gamma

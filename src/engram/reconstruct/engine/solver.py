@@ -1,8 +1,8 @@
 """The engine's iteration: Adam on candidates in the row space and their duals, start after start.
 
-    F = sum_k r_kᵀ M_k r_k / sum_k w_kᵀ M_k w_k  +  margin  +  prior
+    F = sum_k min_s (w_k - s p_k)ᵀ M_k (w_k - s p_k) / sum_k w_kᵀ M_k w_k  +  margin  +  prior
 
-with r_k neuron k's residual of stationarity, w_k its own weights and M_k its metric; `margin` asks every candidate
+with w_k neuron k's weights, p_k what the candidates predict for them, s near 1 and M_k the neuron's metric; `margin` asks every candidate
 in use to lie within a tolerance of the margin that homogeneity gives, and `prior` is total variation. `objective`
 holds the terms, `schedule` the order of trials and restarts.
 """
@@ -21,7 +21,7 @@ from engram.attacker import AttackerView
 from engram.loop import Metrics, State, Values
 from engram.reconstruct.candidates import Reconstruction
 from engram.reconstruct.engine.consensus import consensus
-from engram.reconstruct.engine.objective import Objective
+from engram.reconstruct.engine.objective import Metric, Objective
 from engram.reconstruct.engine.scales import Scales, derive_scales
 from engram.reconstruct.engine.schedule import (
     LEFT_OUT,
@@ -48,7 +48,7 @@ class Engine:
 
     view: AttackerView
     settings: EngineSettings
-    _metric: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _metric: dict[int, Metric] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def scales(self) -> Scales:
@@ -144,13 +144,11 @@ class Engine:
         }
         return {"latents": latents, "duals": duals, **moments}
 
-    def _current_metric(self, state: State, phase: Phase) -> Tensor:
+    def _current_metric(self, state: State, phase: Phase) -> Metric:
         """From stored copies, so that a resumed run has the same one; zero where a trial leaves neurons out."""
         if 0 not in self._metric:
             metric = self.objective.metric(state["metric_latents"], state["metric_duals"])
-            if phase.is_trial:
-                metric[::LEFT_OUT] = 0
-            self._metric[0] = metric
+            self._metric[0] = metric.without(LEFT_OUT) if phase.is_trial else metric
         return self._metric[0]
 
 
