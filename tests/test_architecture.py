@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("attacker",),
     ("reconstruct",),
     ("matching",),
+    ("inspection",),
     ("report",),
     ("pipeline",),
     ("experiments",),
@@ -53,6 +54,7 @@ FORBIDDEN = {
         "engram.matching",
     ),
     "matching": ("engram.data", "engram.targets"),
+    "inspection": ("engram.data",),
 }
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from engram.data.choice import DataChoice
     from engram.loop import Observer, Values
 
 DataRoot = Annotated[
@@ -76,6 +77,17 @@ def parse_seconds(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise ConfigError(f"--budget must be a positive time, got {text!r}; for example 30s, 5m or 1h")
     return seconds
+
+
+def named_data(name: str, n: int | None, labels: str | None, seed: int | None) -> DataChoice:
+    """The data that --data, -n, --labels and --data-seed name."""
+    from engram.data.catalog import default_labels
+    from engram.data.choice import DataChoice
+    from engram.errors import ConfigError
+
+    if n is None:
+        raise ConfigError("--data needs -n, the number of training images, e.g. -n 500")
+    return DataChoice(name=name, labels=labels or default_labels(name), n=n, seed=seed)
 
 
 def check_device(name: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.options import DataName, DataRoot, Labels
+from engram.cli.options import DataName, DataRoot, Labels, named_data
 
 if TYPE_CHECKING:
     from engram.data.choice import DataChoice
@@ -113,8 +113,6 @@ def _data_choice(
     run: Path, data: str | None, n: int | None, labels: str | None, seed: int | None
 ) -> tuple[DataChoice, DenseNetwork | None]:
     """The data named by the options, else by the card of the model that the run attacked."""
-    from engram.data.catalog import default_labels
-    from engram.data.choice import DataChoice
     from engram.errors import ConfigError, EngramError
     from engram.files import read_json
     from engram.runs import RunDirectory
@@ -127,9 +125,7 @@ def _data_choice(
         target = None  # the model was moved: its outputs are left out of the table
     network = None if target is None else target.network
     if data is not None:
-        if n is None:
-            raise ConfigError("--data needs -n, the number of training images, e.g. -n 500")
-        return DataChoice(name=data, labels=labels or default_labels(data), n=n, seed=seed), network
+        return named_data(data, n, labels, seed), network
     if target is None or target.card is None:
         raise ConfigError("say which data the model was trained on: --data NAME -n NUMBER [--labels MAP]")
     return target.card.data, network
