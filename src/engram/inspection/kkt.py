@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engram.errors import ConfigError
 from engram.inspection.progress import Progress, silent
-from engram.reconstruct.engine.closed_form import Pass, explained, parameters, run_pass
+from engram.reconstruct.engine.closed_form import Pass, parameters, run_pass
 from engram.targets.networks import DenseNetwork
 from engram.task import Binary, Task
 
@@ -62,34 +62,35 @@ def kkt(network: DenseNetwork, task: Task, inputs: Tensor, labels: Tensor, *, pr
             f"the KKT gap is known for binary tasks only, got a {task.name} task; leave the data out"
         )
     network = network.to(dtype=torch.float64)
-    done = run_pass(network, inputs.flatten(1).double(), STEP)
     signs = task.signs(labels, torch.float64)
+    done = run_pass(network, inputs.flatten(1).double(), signs[:, None], STEP)
     names = [f"layers.{index}" for index in range(len(network.weights))]
     duals, gaps = torch.zeros(0), []
     for index, name in enumerate(names):
         progress(f"KKT gap of {name}", index / len(names))
-        own = best_duals(network, done, signs, index)
+        own = best_duals(network, done, index)
         duals = own if index == 0 else duals
-        gaps.append(LayerGap(name, *(gap(network, done, signs * chosen, index) for chosen in (duals, own))))
+        gaps.append(LayerGap(name, *(gap(network, done, chosen, index) for chosen in (duals, own))))
     total, energy = float(duals.sum()), float(parameters(network, 0).square().sum())
     return KKT(duals, tuple(gaps), energy / total if total > 0 else None)
 
 
-def best_duals(network: DenseNetwork, done: Pass, signs: Tensor, layer: int) -> Tensor:
+def best_duals(network: DenseNetwork, done: Pass, layer: int) -> Tensor:
     """argmin over lambda >= 0 of ||theta_l - sum_i lambda_i y_i delta_i [h_i; 1]ᵀ||, [n].
 
-    Gram_ij = y_i y_j (delta_i . delta_j) ([h_i; 1] . [h_j; 1]) and product_i = y_i delta_iᵀ theta_l [h_i; 1].
+    Gram_ij = (delta_i . delta_j) ([h_i; 1] . [h_j; 1]) and product_i = delta_iᵀ theta_l [h_i; 1], y_i in delta_i.
     """
-    signals, entering = done.signals[layer] * signs[:, None], done.entering[layer]
+    signals, entering = done.signals[layer], done.entering[layer]
     gram = (signals @ signals.T) * (entering @ entering.T)
     products = ((signals @ parameters(network, layer)) * entering).sum(1)
     return nonnegative_minimum(gram, products)
 
 
-def gap(network: DenseNetwork, done: Pass, coefficients: Tensor, layer: int) -> float:
-    """||theta_l - sum_i c_i delta_i [h_i; 1]ᵀ|| / ||theta_l||; a layer of zeros has no gap."""
+def gap(network: DenseNetwork, done: Pass, duals: Tensor, layer: int) -> float:
+    """||theta_l - sum_i lambda_i delta_i [h_i; 1]ᵀ|| / ||theta_l||; a layer of zeros has no gap."""
     weights = parameters(network, layer)
-    residual, size = (weights - explained(done, coefficients, layer)).norm(), weights.norm()
+    explained = (done.signals[layer] * duals[:, None]).T @ done.entering[layer]
+    residual, size = (weights - explained).norm(), weights.norm()
     return float(residual / size) if float(size) > 0 else 0.0
 
 
