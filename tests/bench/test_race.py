@@ -10,7 +10,8 @@ from itertools import pairwise
 import pytest
 
 from engram.attacker import AttackerView
-from engram.bench.clock import Count, trace
+from engram.bench.clock import trace
+from engram.bench.moments import Count
 from engram.bench.race import METRICS, Race, RaceSettings, run_race
 from engram.data.choice import DataChoice
 from engram.data.sampling import Split
@@ -70,6 +71,7 @@ def test_the_record_holds_both_curves_and_what_they_were_measured_on(race: Race)
         assert all(earlier < later for earlier, later in pairwise(times))
         assert times[-1] == pytest.approx(part["seconds"])
         assert part["seconds_per_step"] == pytest.approx(part["step_seconds"] / part["steps"])
+        assert part["cpu_seconds"] > 0
         assert part["peak_memory_bytes"] > 10_000_000
         for moment in part["curve"]:
             for count in moment["counts"].values():
@@ -81,7 +83,7 @@ def test_the_record_holds_both_curves_and_what_they_were_measured_on(race: Race)
 
 def test_the_published_scheme_keeps_its_time(race: Race) -> None:
     assert race.published is not None
-    assert 0.4 <= race.published.seconds < 1.5
+    assert 0.4 <= race.published.seconds < 5
     assert race.published.steps < race.published.total_steps
 
 
@@ -98,9 +100,8 @@ def test_the_clock_stands_still_while_scoring(view: AttackerView) -> None:
     scheme = PublishedScheme(view, Haim2022(candidates=4, steps=3))
     started = time.perf_counter()
     result = trace(scheme, slow_judge, first_moment=1e-9)
-    assert time.perf_counter() - started > 0.9
     assert len(result.moments) == 3
-    assert result.seconds < 0.3
+    assert time.perf_counter() - started - result.seconds > 0.89, "three times 0.3 s of scoring are not counted"
 
 
 def test_planning_counts(view: AttackerView) -> None:

@@ -19,7 +19,7 @@ SHORT = Recipe(lr=0.1, epochs=30)
 
 
 def row(m: int, seconds: float, *, with_prior: bool = False, side: int = 32) -> StepTime:
-    return StepTime((3, side, side), 7, m, with_prior, 50, 0.1, seconds)
+    return StepTime((3, side, side), 7, m, with_prior, 50, 0.1, seconds, seconds)
 
 
 def test_ratios_and_growth_of_a_table() -> None:

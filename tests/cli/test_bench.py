@@ -9,7 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from engram.cli.app import app
+from engram.errors import EngramError
 from tests.cli.test_flow import ENGRAM, engram, target
 
 __all__ = ["target"]  # the small gate that the other commands are tested on
@@ -83,4 +86,10 @@ def test_errors_name_cause_and_cure(
 ) -> None:
     places = {"TARGET": str(target), "FILE": str(target / "model.safetensors")}
     filled = [places.get(argument, argument) for argument in arguments]
-    assert message in engram("bench", *filled, "-o", tmp_path / "out", expect=1)
+    result = CliRunner().invoke(app, ["bench", *filled, "-o", str(tmp_path / "out")])
+    assert isinstance(result.exception, EngramError)
+    assert message in str(result.exception)
+
+
+def test_an_error_is_one_message_and_exit_code_1(tmp_path: Path) -> None:
+    assert engram("bench", "nowhere", "-o", tmp_path, expect=1).startswith("error: ")

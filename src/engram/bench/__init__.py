@@ -1,6 +1,7 @@
 """The published scheme and the engine side by side, and what a step of the engine costs.
 
 clock      an attack under a clock that stands still while it is scored
+moments    counts, moments, and the trace of an attack made of them
 ratio      from two curves of counts over time to how much sooner the engine has the same count
 race       both schemes on one target in one run
 twins      the same photographs at two sizes, and a target trained on each

@@ -6,10 +6,9 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from engram.bench.machine import peak_memory_bytes
-from engram.bench.ratio import Curve, time_to_count
+from engram.bench.moments import INTERRUPTED, Count, Moment, Trace
 from engram.loop import Budget, Metrics, State, StopReason, Values, run
 from engram.reconstruct.attack import Attack
 from engram.reconstruct.candidates import Reconstruction
@@ -19,76 +18,8 @@ FIRST_MOMENT, MOMENT_GROWTH = 0.5, 1.15
 15 %: no count is seen later than that."""
 
 
-@dataclass(frozen=True)
-class Count:
-    """Training images that pass a threshold beside their nulls; excess = train - held_out, scaled to as many."""
-
-    train: int
-    held_out: int
-    excess: float
-    noise: int
-
-
 Judge = Callable[[Reconstruction], Mapping[str, Count]]
 """Counts by metric, e.g. "ncc>0.8"."""
-
-
-@dataclass(frozen=True)
-class Moment:
-    """What an attack had after `step` steps and `seconds` of its own time."""
-
-    seconds: float
-    step: int
-    counts: Mapping[str, Count]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trace:
-    """An attack from its start to where it was stopped; seconds are its own, without scoring.
-
-    `setup_seconds` are those of its planning and its preparation, `peak_memory_bytes` is the process's until then.
-    """
-
-    recipe: str
-    settings: Mapping[str, Any]
-    total_steps: int
-    steps: int
-    setup_seconds: float
-    step_seconds: float
-    stopped: str
-    peak_memory_bytes: int
-    moments: tuple[Moment, ...]
-
-    @property
-    def is_interrupted(self) -> bool:
-        return self.stopped == INTERRUPTED
-
-    @property
-    def seconds(self) -> float:
-        return self.setup_seconds + self.step_seconds
-
-    @property
-    def seconds_per_step(self) -> float | None:
-        return self.step_seconds / self.steps if self.steps else None
-
-    def curve(self, metric: str) -> Curve:
-        return [(moment.seconds, moment.counts[metric].excess) for moment in self.moments]
-
-    def to_json(self, metrics: tuple[str, ...]) -> dict[str, Any]:
-        record = {name: value for name, value in asdict(self).items() if name != "moments"}
-        times = {
-            metric: [{"count": count, "seconds": seconds} for count, seconds in time_to_count(self.curve(metric))]
-            for metric in metrics
-        }
-        return record | {
-            "seconds": self.seconds,
-            "seconds_per_step": self.seconds_per_step,
-            "curve": [asdict(moment) for moment in self.moments],
-            "time_to_count": times,
-        }
-
-
-INTERRUPTED = "interrupted"
 
 
 @dataclass(eq=False)
@@ -102,6 +33,7 @@ class _Clocked:
     progress: Callable[[float], None]
     setup_seconds: float
     step_seconds: float = 0.0
+    cpu_seconds: float = 0.0
     steps: int = 0
     moments: list[Moment] = field(default_factory=list)
 
@@ -116,10 +48,11 @@ class _Clocked:
         return state
 
     def step(self, state: State) -> Metrics:
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         metrics = self.scheme.step(state)
         is_finite = math.isfinite(float(metrics["loss"]))
         self.step_seconds += time.perf_counter() - started
+        self.cpu_seconds += time.process_time() - cpu_started
         self.steps += 1
         done = self.steps / self.scheme.total_steps
         self.progress(min(1.0, done if self.limit is None else max(done, self.seconds / self.limit)))
@@ -180,6 +113,7 @@ def trace(
         steps=clocked.steps,
         setup_seconds=clocked.setup_seconds,
         step_seconds=clocked.step_seconds,
+        cpu_seconds=clocked.cpu_seconds,
         stopped=stopped,
         peak_memory_bytes=peak_memory_bytes(),
         moments=tuple(clocked.moments),

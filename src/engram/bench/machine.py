@@ -23,6 +23,14 @@ def machine() -> dict[str, Any]:
     }
 
 
+def busy_note() -> str | None:
+    """What to say if others use the machine too: seconds are then too long, for all alike at best."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= cores + 0.5:
+        return None
+    return f"the machine is busy (load {load:.1f} on {cores} cores), so these seconds are upper bounds"
+
+
 def peak_memory_bytes() -> int:
     """The largest resident memory of this process so far.
 

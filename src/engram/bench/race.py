@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from engram.attacker import AttackerView
-from engram.bench.clock import FIRST_MOMENT, MOMENT_GROWTH, Count, Judge, Trace, trace
+from engram.bench.clock import FIRST_MOMENT, MOMENT_GROWTH, Judge, trace
 from engram.bench.machine import machine
+from engram.bench.moments import Count, Trace
 from engram.bench.ratio import Ratio, time_ratio
 from engram.data.sampling import Split
 from engram.errors import ConfigError, require

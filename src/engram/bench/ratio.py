@@ -39,8 +39,8 @@ class Ratio:
     def sentence(self) -> str:
         if self.kind == "chance":
             return (
-                f"{self.metric}: no ratio, a random start already has the {self.count:g} images beyond held-out; "
-                "such a count is no recovery here"
+                f"{self.metric}: no ratio, a random start already has {self.count:g} or more beyond held-out, "
+                "so that reaching this is no recovery"
             )
         if self.value is None or self.published_seconds is None or self.engine_seconds is None:
             return f"{self.metric}: no ratio, neither scheme has an image beyond held-out yet"

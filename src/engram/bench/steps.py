@@ -45,6 +45,7 @@ class StepTime:
     steps: int
     setup_seconds: float
     seconds_per_step: float
+    cpu_seconds_per_step: float
 
 
 def cases(views: Sequence[AttackerView], candidates: Sequence[int] = CANDIDATES) -> list[Case]:
@@ -67,7 +68,9 @@ def time_steps(case: Case, steps: int = STEPS, *, observers: Sequence[Observer] 
     run(engine, Budget(steps=1))
     taken: list[int] = []
     counting: list[Observer] = [lambda step, values: taken.append(step)]
+    cpu_started = time.process_time()
     solution = run(engine, Budget(steps=engine.total_steps), observers=[*counting, *observers])
+    cpu_seconds = time.process_time() - cpu_started
     # The loop tells its observers of steps with a finite loss only, and ends at the first other one.
     if len(taken) < engine.total_steps:
         raise DivergedError(solution.message)
@@ -79,6 +82,7 @@ def time_steps(case: Case, steps: int = STEPS, *, observers: Sequence[Observer] 
         steps=len(taken),
         setup_seconds=setup,
         seconds_per_step=solution.seconds / len(taken),
+        cpu_seconds_per_step=cpu_seconds / len(taken),
     )
 
 

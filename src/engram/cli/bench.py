@@ -131,6 +131,7 @@ def _show(race: Race) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from engram.bench.machine import busy_note
     from engram.bench.race import METRICS
 
     table = Table("scheme", "seconds a step", "steps", "seconds", *METRICS)
@@ -149,6 +150,8 @@ def _show(race: Race) -> None:
     if race.published is not None and race.paper_run_seconds is not None:
         whole, minutes = race.published.total_steps, race.paper_run_seconds / 60
         console.print(f"computed, not measured: the authors' {whole:,} steps would take {minutes:.0f} min")
+    if (note := busy_note()) is not None:
+        console.print(f"note: {note}")
 
 
 def _best(curve: Curve) -> str:

@@ -75,6 +75,8 @@ def _show(table: StepTable, memory: dict[str, Any] | None, target: str, notes: l
     from rich.console import Console
     from rich.table import Table
 
+    from engram.bench.machine import busy_note
+
     shown = Table("input", "row space", "candidates", "prior", "seconds a step", "ratio", "preparation")
     for row in table.rows:
         ratio = table.ratio(row)
@@ -101,5 +103,5 @@ def _show(table: StepTable, memory: dict[str, Any] | None, target: str, notes: l
             f"peak memory of an attack with {memory['candidates']} candidates: {peak:,.0f} MB "
             f"({loaded:,.0f} MB of it before the attack begins)"
         )
-    for note in notes:
+    for note in filter(None, (*notes, busy_note())):
         console.print(f"note: {note}")
