@@ -207,5 +207,5 @@ def test_help_is_quick_and_loads_no_torch() -> None:
     program = "import sys; from engram.cli.app import app; assert 'torch' not in sys.modules; print('light')"
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert child.stdout.strip() == "light"
-    for command in ("train", "inspect", "reconstruct", "score", "reproduce", "demo"):
+    for command in ("train", "inspect", "reconstruct", "score", "reproduce", "demo", "bench"):
         assert "Example" in engram(command, "--help")

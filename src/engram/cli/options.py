@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -124,3 +124,20 @@ def progress_bar(title: str, steps: int) -> Iterator[Observer]:
             bar.update(task, completed=step, loss=metrics["loss"])
 
         yield observe
+
+
+@contextmanager
+def share_bar(*titles: str) -> Iterator[Callable[[str, float], None]]:
+    """Bars on standard error for work that ends by the clock or by parts: call with a title and the share done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        tasks = {title: bar.add_task(title, total=1.0, start=False) for title in titles}
+
+        def show(title: str, share: float) -> None:
+            bar.start_task(tasks[title])
+            bar.update(tasks[title], completed=share)
+
+        yield show

@@ -9,7 +9,20 @@ from engram.cli.options import parse_shape
 
 if TYPE_CHECKING:
     from engram.attacker import AttackerView
-    from engram.targets.checkpoint import Target
+    from engram.targets.checkpoint import Card, Target
+
+
+def open_finished(model: Path) -> tuple[AttackerView, Card]:
+    """A target that engram trained, as an attacker sees it, with the card that says what to score against."""
+    from engram.attacker import AttackerView
+    from engram.errors import ConfigError
+    from engram.targets.checkpoint import open_target
+    from engram.task import task_named
+
+    target = open_target(model)
+    if target.card is None:
+        raise ConfigError(f"{model} does not say what it was trained on; give a directory of `engram train`")
+    return AttackerView(target.network, target.card.input_shape, task_named(target.card.task)), target.card
 
 
 def attacker_view(target: Target, model: Path, input_shape: str | None, task: str | None) -> AttackerView:
