@@ -32,8 +32,8 @@ def inspect(
     if as_json:
         from dataclasses import asdict
 
-        shape = list(view.input_shape)
-        typer.echo(json.dumps({"model": str(model), "input_shape": shape, **asdict(description)}, indent=2))
+        known = {"model": str(model), "input_shape": list(view.input_shape), "task": view.task.name}
+        typer.echo(json.dumps({**known, **asdict(description)}, indent=2))
         return
     from rich.console import Console
     from rich.table import Table
@@ -50,6 +50,8 @@ def inspect(
         )
     console = Console()
     console.print(table)
-    console.print(f"{description.name}: {description.parameters:,} parameters, {description.dtype}")
+    console.print(
+        f"{description.name}: {description.parameters:,} parameters, {description.dtype}, {view.task.name} task"
+    )
     kind = "homogeneous" if description.homogeneous else "not homogeneous (biases beyond the first layer)"
     console.print(f"The network is {kind}; the attack can read it.")

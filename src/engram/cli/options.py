@@ -24,9 +24,23 @@ Labels = Annotated[
 ]
 InputShape = Annotated[
     str | None,
-    typer.Option("--input-shape", metavar="CxHxW", help="Shape of one input, e.g. 3x32x32; read from the card."),
+    typer.Option(
+        "--input-shape",
+        metavar="CxHxW",
+        help="Shape of one input, e.g. 3x32x32, or 784 for vectors; read from the card.",
+    ),
 ]
-TaskName = Annotated[str | None, typer.Option("--task", help="What the output means: binary.")]
+TaskName = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        help="What the outputs mean: binary, multiclass (multiclass:pairs attacks with a dual for each pair of "
+        "sample and class), regression:l2, regression:l2.5, regression:huber.",
+    ),
+]
+Classes = Annotated[
+    int | None, typer.Option("--classes", min=2, help="Only the first so many classes of the label map.")
+]
 Device = Annotated[str, typer.Option("--device", help="Where to compute: cpu, cuda or mps.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last snapshot in the output directory.")]
 
