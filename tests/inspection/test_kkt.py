@@ -13,9 +13,8 @@ from engram.inspection import kkt
 from engram.inspection.kkt import nonnegative_minimum
 from engram.targets.networks import DenseNetwork
 from engram.targets.spec import BiasPolicy
-from engram.task import Binary
+from engram.task import Binary, Multiclass
 from tests.cases import network, points
-from tests.inspection.three import ThreeClasses
 
 
 def orthogonal_with_ones(labels: Tensor) -> Tensor:
@@ -119,5 +118,5 @@ def test_the_minimum_does_not_depend_on_the_scale(scale: float) -> None:
 
 def test_other_tasks_are_refused() -> None:
     inputs, labels = points(4, 5)
-    with pytest.raises(ConfigError, match="KKT gap is known for binary tasks only, got a three classes task"):
-        kkt(network(5, 6, 3), ThreeClasses(), inputs, labels)
+    with pytest.raises(ConfigError, match="KKT gap is known for binary tasks only, got a multiclass task"):
+        kkt(network(5, 6, 3), Multiclass(3), inputs, labels)

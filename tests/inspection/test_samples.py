@@ -26,9 +26,8 @@ from engram.pipeline import build_target
 from engram.targets.descent import Recipe
 from engram.targets.networks import DenseNetwork
 from engram.targets.spec import MLPSpec
-from engram.task import Binary
+from engram.task import Binary, Multiclass
 from tests.cases import network, points
-from tests.inspection.three import ThreeClasses
 
 Gate = tuple[AttackerView, Split, Description, Examination]
 
@@ -190,6 +189,6 @@ def test_data_of_another_kind_are_refused(gate: Gate) -> None:
 
 
 def test_another_task_is_described_without_a_margin() -> None:
-    found = describe(AttackerView(network(30, 25, 3), (30,), ThreeClasses()))
+    found = describe(AttackerView(network(30, 25, 3), (30,), Multiclass(3)))
     assert found.margin is None
     assert found.spectrum.rank >= 0

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from engram.cli.inspect_tables import show, write_figure
-from engram.cli.options import DataName, DataRoot, InputShape, Labels, TaskName, named_data
+from engram.cli.options import Classes, DataName, DataRoot, InputShape, Labels, TaskName, named_data
 from engram.cli.target import attacker_view
 
 if TYPE_CHECKING:
     from engram.data.choice import DataChoice
     from engram.inspection.progress import Progress
     from engram.targets.checkpoint import Target
+    from engram.task import Task
 
 EXAMPLES = (
     "Examples: engram inspect model.pt --input-shape 3x32x32; engram inspect model.pt --input-shape 3x32x32 "
@@ -37,6 +38,7 @@ def inspect(
         typer.Option("-n", min=1, help="Number of training images, also where the data are not at hand."),
     ] = None,
     labels: Labels = None,
+    classes: Classes = None,
     data_root: DataRoot = None,
     data_seed: Annotated[
         int | None, typer.Option("--data-seed", help="As in training; else the first of each class.")
@@ -64,7 +66,7 @@ def inspect(
     require(plot is None or plot.suffix == ".png", "--plot", "must end in .png", str(plot))
     target = open_target(model)
     view = attacker_view(target, model, input_shape, task)
-    choice = _chosen(target, data, n, labels, data_seed, with_data)
+    choice = _chosen(target, view.task, data, n, labels, classes, data_seed, with_data)
     split = None if choice is None else choice.load(data_root)
     samples = n if choice is None else choice.n
     examination = None
@@ -94,17 +96,26 @@ def inspect(
 
 
 def _chosen(
-    target: Target, data: str | None, n: int | None, labels: str | None, seed: int | None, with_data: bool
+    target: Target,
+    task: Task,
+    data: str | None,
+    n: int | None,
+    labels: str | None,
+    classes: int | None,
+    seed: int | None,
+    with_data: bool,
 ) -> DataChoice | None:
     """The data named by the options, or by the card if that is asked for; None: a stranger's view."""
     from engram.errors import ConfigError
+    from engram.task import own_classes
 
-    if data is None and (labels is not None or seed is not None):
+    if data is None and any(given is not None for given in (labels, classes, seed)):
         raise ConfigError(
-            "--labels and --data-seed do nothing without --data; name the data with --data NAME -n N"
+            "--labels, --classes and --data-seed do nothing without --data; name the data with --data NAME -n N"
         )
     if not with_data:
-        return None if data is None else named_data(data, n, labels, seed)
+        own = own_classes(task.name)
+        return None if data is None else named_data(data, n, labels, seed, classes=classes, own_classes=own)
     if data is not None or n is not None:
         raise ConfigError("--with-data takes the data from the model's card; leave --data and -n out")
     if target.card is None:

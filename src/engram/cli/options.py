@@ -25,9 +25,23 @@ Labels = Annotated[
 ]
 InputShape = Annotated[
     str | None,
-    typer.Option("--input-shape", metavar="CxHxW", help="Shape of one input, e.g. 3x32x32; read from the card."),
+    typer.Option(
+        "--input-shape",
+        metavar="CxHxW",
+        help="Shape of one input, e.g. 3x32x32, or 784 for vectors; read from the card.",
+    ),
 ]
-TaskName = Annotated[str | None, typer.Option("--task", help="What the output means: binary.")]
+TaskName = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        help="What the outputs mean: binary, multiclass (multiclass:pairs attacks with a dual for each pair of "
+        "sample and class), regression:l2, regression:l2.5, regression:huber.",
+    ),
+]
+Classes = Annotated[
+    int | None, typer.Option("--classes", min=2, help="Only the first so many classes of the label map.")
+]
 Device = Annotated[str, typer.Option("--device", help="Where to compute: cpu, cuda or mps.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last snapshot in the output directory.")]
 
@@ -79,15 +93,24 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
-def named_data(name: str, n: int | None, labels: str | None, seed: int | None) -> DataChoice:
-    """The data that --data, -n, --labels and --data-seed name."""
+def named_data(
+    name: str,
+    n: int | None,
+    labels: str | None,
+    seed: int | None,
+    *,
+    classes: int | None = None,
+    own_classes: bool = False,
+) -> DataChoice:
+    """The data that the options name; `own_classes`: no map onto two classes by default."""
     from engram.data.catalog import default_labels
     from engram.data.choice import DataChoice
     from engram.errors import ConfigError
 
     if n is None:
         raise ConfigError("--data needs -n, the number of training images, e.g. -n 500")
-    return DataChoice(name=name, labels=labels or default_labels(name), n=n, seed=seed)
+    chosen = labels or default_labels(name, own_classes=own_classes)
+    return DataChoice(name=name, labels=chosen, n=n, seed=seed, classes=classes)
 
 
 def check_device(name: str) -> str:

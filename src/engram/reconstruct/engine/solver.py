@@ -2,9 +2,9 @@
 
     F = sum_k min_s (w_k - s p_k)ᵀ M_k (w_k - s p_k) / sum_k w_kᵀ M_k w_k  +  margin  +  prior
 
-with w_k neuron k's weights, p_k what the candidates predict for them, s near 1 and M_k the neuron's metric; `margin` asks every candidate
-in use to lie within a tolerance of the margin that homogeneity gives, and `prior` is total variation. `objective`
-holds the terms, `schedule` the order of trials and restarts.
+with w_k neuron k's weights, p_k what the candidates predict for them, s near 1 and M_k the neuron's metric; `margin`
+asks every candidate in use to lie within a tolerance of the margin that homogeneity gives, and `prior` is total
+variation. `objective` holds the terms, `schedule` the order of trials and restarts.
 """
 
 from __future__ import annotations
