@@ -64,13 +64,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, *, cure: str = "write it again") -> Any:
+    """What a JSON file holds, or an error that says what is wrong with it and the `cure`."""
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no file {path}; check the path") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not readable JSON ({error}); write it again") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not readable JSON ({error}); {cure}") from error
 
 
 def prepare_directory(path: Path) -> Path:

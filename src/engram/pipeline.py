@@ -112,6 +112,8 @@ def attack(
     observed, snapshots = list(observers), None
     if directory is not None:
         snapshots = _prepared(directory, resume, snapshot_every)
+        if resume and snapshots.path.exists():
+            snapshots.load(scheme.fingerprint())  # refuse another run's snapshot before its run.json is replaced
         observed.append(MetricsLog(RunDirectory(directory).metrics, every=max(1, scheme.total_steps // 1000)))
         _record(directory, scheme, model, None)
     solution = run(scheme, budget, snapshots=snapshots, resume=resume, observers=observed)

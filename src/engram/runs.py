@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 import platform
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from engram import files
+from engram.errors import CheckpointError, ConfigError
 from engram.loop import Values
+
+Settings = TypeVar("Settings")
+"""A dataclass of settings, every one of which run.json records."""
+
+CURE = "put back what was there, or start anew in another directory with -o"
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,59 @@ class RunDirectory:
     @property
     def reconstruction(self) -> Path:
         return self.path / "reconstruction.safetensors"
+
+
+def read_record(directory: Path) -> dict[str, Any]:
+    """What run.json says, or an error that names the file, its damage and the cure."""
+    path = RunDirectory(directory).record
+    record = files.read_json(path, cure=CURE)
+    if not isinstance(record, dict):
+        raise _damaged(path, f"it must be a JSON object, got {_shown(record)}")
+    return record
+
+
+def check_recipe(directory: Path, recipe: str) -> None:
+    """Refuse to go on with a run of another recipe."""
+    found = read_record(directory).get("recipe")
+    if not isinstance(found, str):
+        raise _damaged(RunDirectory(directory).record, f"recipe must be a text, got {_shown(found)}")
+    if found != recipe:
+        raise CheckpointError(
+            f"{RunDirectory(directory).record} is of a run with --recipe {found}, not {recipe}; "
+            f"resume with --recipe {found}, or start anew in another directory with -o"
+        )
+
+
+def read_settings(directory: Path, kind: type[Settings]) -> Settings:
+    """The settings that a run began with: every field of `kind`, no other, each of its type."""
+    path = RunDirectory(directory).record
+    stored = read_record(directory).get("settings")
+    if not isinstance(stored, dict):
+        raise _damaged(path, f"settings must be a JSON object, got {_shown(stored)}")
+    known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
+    if missing := [name for name in known if name not in stored]:
+        raise _damaged(path, f"settings lacks {', '.join(missing)}")
+    if unknown := [name for name in stored if name not in known]:
+        raise _damaged(path, f"settings has {', '.join(map(repr, unknown))}, which this version does not know")
+    try:  # as JSON and strict, so that "500" is no number and 1 no truth
+        return TypeAdapter(kind).validate_json(json.dumps(stored), strict=True)
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, one['loc']))}: {one['msg']}, got {_shown(one['input'])}" for one in error.errors()
+        ]
+        raise _damaged(path, f"settings are wrong ({'; '.join(problems)})") from error
+    except ConfigError as error:
+        raise _damaged(path, f"settings are wrong ({error})") from error
+
+
+def _damaged(path: Path, problem: str) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged: {problem}; {CURE}")
+
+
+def _shown(value: object) -> str:
+    """A value as JSON writes it, shortened."""
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 @dataclass(eq=False)

@@ -100,6 +100,7 @@ def reconstruct(
 
     from engram.errors import ConfigError
     from engram.pipeline import attack
+    from engram.runs import RunDirectory, check_recipe
     from engram.targets.checkpoint import open_target
 
     common = {"candidates": candidates, "steps": steps, "seed": seed, "dtype": dtype}
@@ -122,12 +123,15 @@ def reconstruct(
     view = attacker_view(target, model, input_shape, task)
     view = replace(view, network=view.network.to(device=check_device(device)))
     seconds = None if budget is None else parse_seconds(budget)
+    resumed = out if resume and RunDirectory(out).record.exists() else None
+    if resumed is not None:
+        check_recipe(resumed, recipe)
     if recipe == "engine":
         if view.task.name != "binary":
             raise ConfigError(
                 f"--recipe engine reads binary tasks, not {view.task.name}; use --recipe buzaglo2023"
             )
-        scheme = _engine(view, common | engine, seconds, out if resume else None)
+        scheme = _engine(view, common | engine, seconds, resumed)
     else:
         scheme = published_scheme(view, recipe, common | published)
     with progress_bar("reconstructing", scheme.total_steps) as progress:
@@ -149,20 +153,16 @@ def reconstruct(
 
 def _engine(view: AttackerView, given: dict[str, Any], seconds: float | None, resumed: Path | None) -> Attack:
     """A budget becomes a plan once; a resumed run keeps the plan in its run.json."""
-    from pydantic import TypeAdapter
-
     from engram.errors import ConfigError
-    from engram.files import read_json
     from engram.reconstruct.engine.budget import fit_to_budget
     from engram.reconstruct.engine.settings import EngineSettings
     from engram.reconstruct.engine.solver import Engine
-    from engram.runs import RunDirectory
+    from engram.runs import read_settings
 
     chosen = {name: value for name, value in given.items() if value is not None}
     settings = EngineSettings(**chosen)
-    if resumed is not None and RunDirectory(resumed).record.exists():
-        stored = read_json(RunDirectory(resumed).record).get("settings")
-        return Engine(view, TypeAdapter(EngineSettings).validate_python(stored))
+    if resumed is not None:
+        return Engine(view, read_settings(resumed, EngineSettings))
     if seconds is None:
         return Engine(view, settings)
     if "steps" in chosen or "restarts" in chosen:

@@ -120,15 +120,14 @@ def _data_choice(
 ) -> tuple[DataChoice, DenseNetwork | None]:
     """The data named by the options, else by the card of the model that the run attacked."""
     from engram.errors import ConfigError, EngramError
-    from engram.files import read_json
-    from engram.runs import RunDirectory
+    from engram.runs import read_record
     from engram.targets.checkpoint import open_target
     from engram.task import own_classes
 
     described = {"-n": n, "--labels": labels, "--data-seed": seed, "--classes": classes}
     if data is None and (stray := [name for name, value in described.items() if value is not None]):
         raise ConfigError(f"{', '.join(stray)} goes with --data; give both, or neither to take the model's card")
-    record = read_json(RunDirectory(run).record)
+    record = read_record(run)
     try:
         target = open_target(Path(str(record.get("model", ""))))
     except EngramError:

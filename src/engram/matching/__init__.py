@@ -1,4 +1,4 @@
-"""6  Matching: distances, search, vote, SSIM, assignment, and the MatchTable with its null counts.
+"""6  Matching: distances, scores, vote, SSIM, assignment, and the MatchTable with its null counts.
 
     candidates, images, mean -> score -> MatchTable        one row for each training image
                              -> evaluate -> ScoreReport    beside held-out images and noise candidates
@@ -11,7 +11,7 @@ from engram.matching.distances import half_resolution, ncc, stretched, zscored, 
 from engram.matching.protocols import Buzaglo2023, Haim2022, ScoringProtocol, VectorProtocol
 from engram.matching.report import ScoreReport, ThresholdCount, evaluate, noise_candidates
 from engram.matching.score import score
-from engram.matching.search import Nearest, Scorer, search
+from engram.matching.scorer import Scorer
 from engram.matching.ssim import ssim, ssim_map
 from engram.matching.table import MatchTable, Threshold
 from engram.matching.vote import vote_2022, vote_2023, vote_average
@@ -20,7 +20,6 @@ __all__ = [
     "Buzaglo2023",
     "Haim2022",
     "MatchTable",
-    "Nearest",
     "ScoreReport",
     "Scorer",
     "ScoringProtocol",
@@ -34,7 +33,6 @@ __all__ = [
     "noise_candidates",
     "one_to_one",
     "score",
-    "search",
     "ssim",
     "ssim_map",
     "stretched",

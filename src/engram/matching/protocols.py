@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engram.errors import require
 from engram.matching.distances import half_resolution, stretched, zscored
-from engram.matching.search import Scorer
+from engram.matching.scorer import Scorer
 from engram.matching.ssim import ssim
 from engram.matching.table import Threshold
 from engram.matching.vote import vote_2022, vote_2023

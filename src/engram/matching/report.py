@@ -21,7 +21,7 @@ from torch import Tensor
 from engram.errors import require
 from engram.matching.protocols import ScoringProtocol
 from engram.matching.score import Assignment, score
-from engram.matching.search import Progress
+from engram.matching.scorer import Progress
 from engram.matching.table import MatchTable, Threshold
 
 SCHEMA_VERSION = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -11,7 +12,7 @@ from engram.errors import require
 from engram.matching.assign import one_to_one, require_assignable
 from engram.matching.distances import require_same_shape
 from engram.matching.protocols import ScoringProtocol
-from engram.matching.search import KEPT, Progress, Scorer, all_scores, search
+from engram.matching.scorer import Progress, Scorer, all_scores, image_blocks
 from engram.matching.table import MatchTable
 from engram.matching.vote import vote_average
 
@@ -52,25 +53,15 @@ def score(
     images, mean = images.to(dtype), mean.to(images.device, dtype)
     originals = images - mean
     scorer = protocol.scorer(originals)
-    if assignment == "one-to-one":
-        chosen, best_scores = _assigned(scorer, candidates)
-        floor = None
-    else:
-        found = search(scorer, candidates, keep=KEPT, progress=progress)
-        chosen, best_scores = found.best, found.best_scores
-        floor = protocol.floor(best_scores)
-    if floor is None:
-        averages = protocol.prepare(candidates[chosen.clamp(min=0).to(candidates.device)].to(images))
-        votes = (chosen >= 0).to(torch.int64)
-    else:
-        averages, votes = vote_average(candidates, found, floor, scorer, prepare=protocol.prepare)
-    measures = protocol.measure(averages, images, mean)
-    unmatched = chosen < 0
+    find = _assigned if assignment == "one-to-one" else _nearest
+    found = find(scorer, candidates, protocol, progress)
+    measures = protocol.measure(found.averages, images, mean)
+    unmatched = found.candidate < 0
     return MatchTable(
         sample=torch.arange(len(images), device=images.device),
-        candidate=chosen,
-        votes=votes,
-        distance=protocol.distance(best_scores, originals),
+        candidate=found.candidate,
+        votes=found.votes,
+        distance=protocol.distance(found.scores, originals),
         reconstruction=_blank(measures.reconstruction, unmatched, 0.0),
         ssim=None if measures.ssim is None else _blank(measures.ssim, unmatched),
         ncc=None if measures.ncc is None else _blank(measures.ncc, unmatched),
@@ -80,12 +71,55 @@ def score(
     )
 
 
-def _assigned(scorer: Scorer, candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """Each image's own candidate (-1 for none) and their score (NaN for none), [n] each."""
-    scores = all_scores(scorer, candidates)
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """Each image's candidate (-1 for none), its score (NaN for none), the average of the voters, their number."""
+
+    candidate: Tensor
+    scores: Tensor
+    averages: Tensor
+    votes: Tensor
+
+
+def _nearest(scorer: Scorer, candidates: Tensor, protocol: ScoringProtocol, progress: Progress | None) -> _Found:
+    """The nearest candidates and their vote, one block of images after the other."""
+    blocks = image_blocks(len(scorer), len(candidates))
+    parts = []
+    for done, images in enumerate(blocks):
+        told = None if progress is None else _share(progress, done, len(blocks))
+        parts.append(_nearest_of_block(scorer.only(images), candidates, protocol, told))
+    return _Found(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _nearest_of_block(
+    scorer: Scorer, candidates: Tensor, protocol: ScoringProtocol, progress: Progress | None
+) -> tuple[Tensor, ...]:
+    """The columns of `_Found`; a function by itself, so that its scores are gone before the next block's come."""
+    scores = all_scores(scorer, candidates, progress=progress)
+    best, chosen = scores.max(1)
+    floor = protocol.floor(best)
+    if floor is None:
+        return chosen, best, *_alone(candidates, chosen, protocol, scores)
+    return chosen, best, *vote_average(candidates, scores, floor, prepare=protocol.prepare)
+
+
+def _assigned(scorer: Scorer, candidates: Tensor, protocol: ScoringProtocol, progress: Progress | None) -> _Found:
+    """Each image's own candidate."""
+    scores = all_scores(scorer, candidates, progress=progress)
     chosen = one_to_one(scores)
     own = scores.gather(1, chosen.clamp(min=0)[:, None]).squeeze(1)
-    return chosen, _blank(own, chosen < 0)
+    return _Found(chosen, _blank(own, chosen < 0), *_alone(candidates, chosen, protocol, scores))
+
+
+def _alone(candidates: Tensor, chosen: Tensor, protocol: ScoringProtocol, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Averages and votes where each image's one candidate speaks alone."""
+    picked = candidates[chosen.clamp(min=0).to(candidates.device)].to(like)
+    return protocol.prepare(picked), (chosen >= 0).to(torch.int64)
+
+
+def _share(progress: Progress, done: int, blocks: int) -> Progress:
+    """Progress of block number `done` as a part of the whole."""
+    return lambda part, whole: progress(done * whole + part, blocks * whole)
 
 
 def _blank(values: Tensor, rows: Tensor, fill: float = torch.nan) -> Tensor:

@@ -9,12 +9,17 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from engram.errors import require
-from engram.matching.search import Nearest, Scorer, chunk_size, chunks
+from engram.matching.scorer import chunks
 
-PIXELS_AT_ONCE = 2**24
-"""Numbers gathered at once while averaging, 64 MB in float32."""
+NUMBERS_AT_ONCE = 2**24
+"""Numbers in a chunk of candidates or of votes, 64 MB in float32."""
+
+CROWDED = 16
+"""An image for which more than one in so many candidates votes is averaged by a matrix product: a number costs
+about a sixteenth as much there as when it is picked out."""
 
 
 def vote_2023(best: Tensor, B: float = 1.1) -> Tensor:
@@ -43,9 +48,8 @@ def vote_2022(best: Tensor, fraction: float = 0.9) -> Tensor:
 
 def vote_average(
     candidates: Tensor,
-    nearest: Nearest,
+    scores: Tensor,
     floor: Tensor,
-    scorer: Scorer,
     *,
     prepare: Callable[[Tensor], Tensor] = lambda chosen: chosen,
     chunk: int | None = None,
@@ -54,57 +58,40 @@ def vote_average(
 
     average_i = (1/C_i) sum over j with score_ij >= floor_i of prepare(y_j)
 
-    The kept candidates of `nearest` decide it unless all of them vote; more may then lie beyond, and just
-    those images get an exact second pass over all candidates. The best candidate always votes.
+    Every image needs a vote: floor_i <= max_j score_ij. candidates [m, *shape], scores [n, m], floor [n] ->
+    average [n, *shape], votes [n] int64.
 
-    candidates [m, *shape], floor [n] -> average [n, *shape], votes [n] int64.
+    >>> vote_average(torch.tensor([[2.0], [4.0], [9.0]]), torch.tensor([[0.9, 0.8, 0.1]]), torch.tensor([0.5]))
+    (tensor([[3.]]), tensor([2]))
     """
-    voting = nearest.scores >= floor[:, None]
-    voting[:, 0] = True
-    overflowing = voting.all(1) if voting.shape[1] < len(candidates) else torch.zeros_like(voting[:, 0])
-    totals = scorer.queries.new_zeros(len(scorer), candidates[0].numel())
-    _add_kept(totals, candidates, nearest, voting & ~overflowing[:, None], prepare)
-    votes = voting.sum(1)
-    rows = overflowing.nonzero().squeeze(1)
-    if len(rows):
-        totals[rows], votes[rows] = _second_pass(
-            candidates, scorer.only(rows), floor[rows], nearest.best[rows], prepare, chunk
-        )
+    totals = scores.new_zeros(len(scores), candidates[0].numel())
+    votes = torch.zeros(len(scores), dtype=torch.int64, device=scores.device)
+    for start, block in chunks(candidates, chunk or max(1, NUMBERS_AT_ONCE // max(totals.shape))):
+        there = scores[:, start : start + len(block)]
+        voting = torch.ge(there, floor[:, None], out=torch.empty_like(there))  # 0 or 1, as the product needs it
+        counts = voting.sum(1).to(torch.int64)
+        _add(totals, voting, counts, prepare(block.to(totals)).flatten(1))
+        votes += counts
     return (totals / votes[:, None]).view(-1, *candidates.shape[1:]), votes
 
 
-def _add_kept(
-    totals: Tensor,
-    candidates: Tensor,
-    nearest: Nearest,
-    voting: Tensor,
-    prepare: Callable[[Tensor], Tensor],
-) -> None:
-    """Add to each row of totals [n, d] the kept candidates that vote for it."""
-    rows, ranks = voting.nonzero(as_tuple=True)
-    chosen = nearest.indices[rows, ranks].to(candidates.device)
-    size = max(1, PIXELS_AT_ONCE // totals.shape[1])
-    for start in range(0, len(rows), size):
-        gathered = prepare(candidates[chosen[start : start + size]].to(totals)).flatten(1)
-        totals.index_add_(0, rows[start : start + size], gathered)
+def _add(totals: Tensor, voting: Tensor, counts: Tensor, prepared: Tensor) -> None:
+    """totals += voting @ prepared: [n, d], [n, c] of 0 and 1 with `counts` [n] ones in a row, [c, d].
+
+    Crowded rows by a product; the others, nearly all zeros, by picking out the few.
+    """
+    crowded = counts * CROWDED > len(prepared)
+    for rows, total in ((crowded, _product), (~crowded, _picked)):
+        if bool(rows.all()):  # without a copy of the votes
+            totals += total(voting, counts, prepared)
+        elif bool(rows.any()):
+            totals[rows] += total(voting[rows], counts[rows], prepared)
 
 
-def _second_pass(
-    candidates: Tensor,
-    scorer: Scorer,
-    floor: Tensor,
-    best: Tensor,
-    prepare: Callable[[Tensor], Tensor],
-    chunk: int | None,
-) -> tuple[Tensor, Tensor]:
-    """Totals [r, d] and votes [r] of the scorer's images over all candidates; totals = voting @ prepared."""
-    totals = scorer.queries.new_zeros(len(scorer), candidates[0].numel())
-    votes = torch.zeros_like(best)
-    for start, block in chunks(candidates, chunk or chunk_size(scorer)):
-        voting = scorer(block) >= floor[:, None]
-        # A product of another shape may round otherwise; the best one votes all the same.
-        here = ((best >= start) & (best < start + len(block))).nonzero().squeeze(1)
-        voting[here, best[here] - start] = True
-        totals.addmm_(voting.to(totals), prepare(block.to(totals)).flatten(1))
-        votes += voting.sum(1)
-    return totals, votes
+def _product(voting: Tensor, counts: Tensor, prepared: Tensor) -> Tensor:
+    return voting @ prepared
+
+
+def _picked(voting: Tensor, counts: Tensor, prepared: Tensor) -> Tensor:
+    columns = voting.nonzero(as_tuple=True)[1]  # row after row, so that a row's picks lie together
+    return embedding_bag(columns, prepared, counts.cumsum(0) - counts, mode="sum")

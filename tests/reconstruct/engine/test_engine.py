@@ -10,7 +10,7 @@ import torch
 from engram.attacker import AttackerView
 from engram.data.choice import DataChoice
 from engram.errors import ConfigError
-from engram.loop import Budget, Snapshots, run
+from engram.loop import Budget, Snapshots, StopReason, run
 from engram.matching import ncc
 from engram.pipeline import build_target, compare
 from engram.reconstruct.candidates import Reconstruction
@@ -107,9 +107,26 @@ def test_resumed_anywhere_ends_bit_identical(memorised: DenseNetwork, tmp_path: 
     settings: dict[str, object] = {"steps": 60, "restarts": 2, "candidates": 20}  # 5 x 15 + 2 x 60 steps
     whole = run(_engine(memorised, **settings), Budget(steps=195)).state
     snapshots = Snapshots(path=tmp_path / "s")
-    run(_engine(memorised, **settings), Budget(steps=stop), snapshots=snapshots)
+    run(_engine(memorised, **settings), Budget(steps=stop), snapshots=snapshots).require_finite()
+    assert snapshots.path.exists()
     resumed = run(_engine(memorised, **settings), Budget(steps=195), snapshots=snapshots, resume=True).state
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ("prior", "shape", "steps"),
+    [(0.0, (3, 2, 2), 10), (0.8, (3, 2, 2), 10), (None, (12,), 10), (None, (3, 2, 2), 1)],
+    ids=["no prior", "a given prior", "vectors", "stopped in the first trial"],
+)
+def test_trials_that_were_not_run_are_no_divergence(
+    prior: float | None, shape: tuple[int, ...], steps: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randn(9, 12, generator=generator), torch.randn(1, 9, generator=generator)
+    network = DenseNetwork((first, second), (torch.zeros(9), torch.zeros(1)))
+    view = AttackerView(network, shape, Binary())
+    engine = Engine(view, EngineSettings(candidates=6, steps=10, restarts=1, prior=prior))
+    assert run(engine, Budget(steps=steps)).reason is StopReason.STEP_LIMIT
 
 
 def test_scales_follow_the_pixel_range(memorised: DenseNetwork) -> None:

@@ -2,9 +2,9 @@
 
     F = sum_k min_s (w_k - s p_k)ᵀ M_k (w_k - s p_k) / sum_k w_kᵀ M_k w_k  +  margin  +  prior
 
-with w_k neuron k's weights, p_k what the candidates predict for them, s near 1 and M_k the neuron's metric; `margin`
-asks every candidate in use to lie within a tolerance of the margin that homogeneity gives, and `prior` is total
-variation. `objective` holds the terms, `schedule` the order of trials and restarts.
+with w_k neuron k's weights, p_k what the candidates predict for them, s near 1 and M_k the neuron's metric;
+`margin` asks every candidate in use to lie within a tolerance of the margin that homogeneity gives, and `prior` is
+total variation. `objective` holds the terms, `schedule` the order of trials and restarts.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ LATENT_RATE = 0.08
 DUAL_RATE = 0.05
 """Adam's rate as a share of the mean dual."""
 BETAS = (0.9, 0.999)
+UNJUDGED = torch.finfo(torch.float64).max
+"""Stands for the residual of a trial that has not ended."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +77,8 @@ class Engine:
             "pool_duals": torch.zeros(restarts, m, device=device, dtype=dtype),
             "labels": torch.arange(m, device=device) % self.view.task.label_count,
             "step": torch.tensor(0),
-            "left_unexplained": torch.full((len(PRIOR_GRID),), torch.inf, dtype=torch.float64),
+            # Not yet judged; finite, since a state with infinities counts as diverged.
+            "left_unexplained": torch.full((len(PRIOR_GRID),), UNJUDGED, dtype=torch.float64),
         }
 
     def step(self, state: State) -> Metrics:
