@@ -1,0 +1,50 @@
+"""Optional observers beside metrics.jsonl: TensorBoard and Weights & Biases, when installed and asked for.
+
+They are `loop.Observer`s: told of a step (of a run) or a number (of a sweep's trial) with named numbers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from engram.errors import require
+from engram.extras import optional
+from engram.loop import Values
+
+WANDB_MODES = ("offline", "online")
+
+
+class TensorBoard:
+    """Scalars as event files; look at them with `tensorboard --logdir DIRECTORY`."""
+
+    def __init__(self, directory: Path) -> None:
+        optional("tensorboard", wanted_by="--tensorboard", install="tensorboard")
+        board = optional("torch.utils.tensorboard", wanted_by="--tensorboard", install="tensorboard")
+        self._writer: Any = board.SummaryWriter(str(directory))
+
+    def __call__(self, step: int, metrics: Values) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """One W&B run, gone on with under its id; `offline` writes into `directory` alone and sends nothing."""
+
+    def __init__(self, mode: str, *, directory: Path, run_id: str, config: dict[str, Any]) -> None:
+        require(mode in WANDB_MODES, "--wandb", f"must be {' or '.join(WANDB_MODES)}", mode)
+        wandb = optional("wandb", wanted_by="--wandb", install="wandb")
+        directory.mkdir(parents=True, exist_ok=True)
+        self._run: Any = wandb.init(
+            project="engram", id=run_id, resume="allow", mode=mode, dir=str(directory), config=config
+        )
+
+    def __call__(self, step: int, metrics: Values) -> None:
+        # Trials end in any order, but W&B's own steps only go up: the number is a value like the others.
+        self._run.log({"number": step, **metrics})
+
+    def close(self) -> None:
+        self._run.finish()

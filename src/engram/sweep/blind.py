@@ -1,0 +1,49 @@
+"""How well candidates explain the weights, judged by the weights alone: the objective of a sweep.
+
+It must be comparable between trials, so nothing of a trial's own settings enters: gates are hard, whatever the
+slope it was run with, and the scale of the duals, on which recipes differ, drops out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engram.attacker import AttackerView
+from engram.reconstruct.candidates import Reconstruction
+from engram.reconstruct.published.objective import residuals
+
+NOTHING_EXPLAINED = 1.0
+
+
+def unexplained_share(view: AttackerView, found: Reconstruction) -> float:
+    """The share of the first layer that no multiple of the candidates' own contribution explains, in [0, 1].
+
+    With P = [W_1 b_1] and E = sum_i lambda_i d margin_i / d P at ReLU's exact gates,
+
+        min over s >= 0 of ||P - s E||² / ||P||²  =  1 - max(0, <P, E>)² / (||P||² ||E||²)
+    """
+    network = view.network.to(dtype=torch.float64, device="cpu")
+    images, duals = found.images.double(), found.duals.double()
+    left = residuals(network, view.task, torch.relu, images, found.labels, duals)
+    params = network.params
+    first = next(iter(params)).rpartition(".")[0]
+    names = [name for name in params if name.rpartition(".")[0] == first]
+    layer = torch.cat([params[name].flatten() for name in names])
+    explained = layer - torch.cat([left[name].detach().flatten() for name in names])
+    return share_outside(layer, explained)
+
+
+def share_outside(whole: Tensor, part: Tensor) -> float:
+    """1 - cos² of the angle between two vectors [p]; 1 where they point apart or `part` is zero.
+
+    >>> share_outside(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 0.0]))
+    0.64
+    >>> share_outside(torch.tensor([3.0, 4.0]), torch.tensor([-6.0, -8.0]))
+    1.0
+    """
+    along = float(whole @ part)
+    norms = float(whole @ whole) * float(part @ part)
+    if along <= 0 or norms == 0:
+        return NOTHING_EXPLAINED
+    return min(1.0, max(0.0, 1 - along**2 / norms))
