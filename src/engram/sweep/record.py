@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import optuna
-from optuna.importance import get_param_importances
+from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
 from engram import files
 from engram.errors import EngramError
@@ -19,7 +19,8 @@ from engram.sweep.ledger import Row
 from engram.sweep.pool import pool_trials
 from engram.sweep.sweep import Sweep
 
-ENOUGH_FOR_IMPORTANCE = 10
+BEST_SHARE, ENOUGH_FOR_IMPORTANCE = 0.25, 20
+"""Importance is for reaching the best quarter of the trials; of fewer than 20 that quarter would say nothing."""
 SUMMARY = "sweep.json"
 
 
@@ -110,10 +111,12 @@ def best_so_far(rows: Sequence[Row], direction: str) -> list[list[float]]:
 
 
 def importance(study: optuna.Study, complete: Sequence[Row], names: Sequence[str]) -> dict[str, float] | None:
-    """Each setting's share in the differences between the trials (PED-ANOVA); None if there are too few."""
+    """Each setting's share in what makes a trial one of the best (PED-ANOVA); None if there are too few."""
     if len(complete) < ENOUGH_FOR_IMPORTANCE or not names:
         return None
-    return {name: round(share, 4) for name, share in get_param_importances(study).items()}
+    evaluator = PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE)
+    shares = get_param_importances(study, evaluator=evaluator)
+    return {name: round(share, 4) for name, share in shares.items()}
 
 
 def _best(complete: Sequence[Row], direction: str) -> Row | None:

@@ -142,6 +142,7 @@ class Sweep:
             "steps": ended.steps,
             "seconds": round(ended.seconds, 3),
             "host": ended.host,
+            "threads": ended.threads,
             "checkpoints": list(ended.checkpoints),
         }
         if self.oracle is not None and ended.state == "complete":

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from engram import files
 from engram.attacker import AttackerView
 from engram.errors import DivergedError
@@ -51,6 +53,7 @@ class Ended:
     steps: int = 0
     seconds: float = 0.0
     host: str = ""
+    threads: int = 0
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -75,7 +78,7 @@ def _run_in(directory: Path, view_bytes: bytes, order: Order) -> Ended:
         ended = Ended(state="diverged", reason=str(error))
     except Exception as error:
         ended = Ended(state="failed", reason=f"{type(error).__name__}: {error}")
-    return replace(ended, host=platform.node(), files=_files(directory, ended), **_spent(directory))
+    return replace(ended, files=_files(directory, ended), **_spent(directory), **_where())
 
 
 def _attacked(directory: Path, view: AttackerView, order: Order) -> Ended:
@@ -101,6 +104,11 @@ def _files(directory: Path, ended: Ended) -> dict[str, bytes]:
     run = RunDirectory(directory)
     kept = [run.record, run.metrics] + [run.reconstruction] * (ended.state == "complete")
     return {path.name: path.read_bytes() for path in kept if path.exists()}
+
+
+def _where() -> dict[str, Any]:
+    """What a result's last bits may depend on."""
+    return {"host": platform.node(), "threads": torch.get_num_threads()}
 
 
 def _spent(directory: Path) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import torch
+
 from engram.errors import require
 from engram.sweep.executors import ATTEMPTS, Job, lost
 from engram.sweep.trial import Ended, packed, run_trial
@@ -36,11 +38,7 @@ class Processes:
     def __init__(self, jobs: int, *, threads: int | None = None) -> None:
         require(jobs >= 1, "jobs", "must be at least 1", jobs)
         require(threads is None or threads >= 1, "threads", "must be at least 1", threads)
-        if threads is None:
-            import torch
-
-            threads = max(1, torch.get_num_threads() // jobs)
-        self._threads = threads
+        self._threads = threads or threads_each(torch.get_num_threads(), jobs)
         self._workers = [self._started() for _ in range(jobs)]
 
     @property
@@ -109,6 +107,15 @@ class Processes:
         return outcome
 
 
+def threads_each(total: int, jobs: int) -> int:
+    """So many that all workers together do not use more than this process would.
+
+    >>> threads_each(8, 3), threads_each(2, 4)
+    (2, 1)
+    """
+    return max(1, total // jobs)
+
+
 def _cause(exitcode: int) -> str:
     """
     >>> _cause(-9), _cause(3)
@@ -121,8 +128,6 @@ def _serve(pipe: Connection, threads: int) -> None:
     """The child: runs orders until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    import torch
-
     torch.set_num_threads(threads)  # this process is ours alone
     while True:
         try:
