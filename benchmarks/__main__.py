@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-NAMES = ("engine",)
+NAMES = ("engine", "sweep")
 
 for name in NAMES:
     print(f"== benchmarks.{name}", flush=True)

@@ -45,14 +45,14 @@ def test_equals_least_squares_by_hand(sizes: tuple[int, ...], bias: BiasPolicy) 
     scale = max(0.0, (first * explained).sum() / (explained**2).sum())
     expected = ((first - scale * explained) ** 2).sum() / (first**2).sum()
     share = unexplained_share(AttackerView(network, (5,), Binary()), found)
-    assert share == pytest.approx(expected, abs=1e-12)
+    assert share == pytest.approx(expected, abs=1e-6)
     assert 0 < share <= 1
 
 
 def test_the_scale_of_the_duals_does_not_matter() -> None:
     view, found = cases.view(5, 6, 4, 1), _found(6, 5)
     scaled = replace(found, duals=1000 * found.duals)
-    assert unexplained_share(view, scaled) == pytest.approx(unexplained_share(view, found), abs=1e-12)
+    assert unexplained_share(view, scaled) == pytest.approx(unexplained_share(view, found), abs=1e-6)
 
 
 def test_the_samples_that_made_the_layer_explain_it() -> None:
@@ -62,7 +62,7 @@ def test_the_samples_that_made_the_layer_explain_it() -> None:
     outer = torch.tensor([[0.3, 1.0, 0.1]], dtype=torch.float64)
     first = outer.T @ (found.duals[None] @ found.images)
     view = AttackerView(DenseNetwork((first, outer), (None, None)), (5,), Binary())
-    assert unexplained_share(view, found) < 1e-12
+    assert unexplained_share(view, found) < 1e-6
     other = replace(found, images=cases.points(4, 5, seed=7)[0].abs())
     assert unexplained_share(view, other) > 0.05
 

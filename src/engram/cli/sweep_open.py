@@ -90,6 +90,12 @@ class Trackers:
     tensorboard: Path | None
     wandb: str | None
 
+    def __post_init__(self) -> None:
+        if self.tensorboard is not None:
+            TensorBoard.check()
+        if self.wandb is not None:
+            WeightsAndBiases.check(self.wandb)
+
     @contextmanager
     def watching(self, sweep: Sweep, name: str = "") -> Iterator[OnRow]:
         observers: list[TensorBoard | WeightsAndBiases] = []

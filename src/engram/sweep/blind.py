@@ -6,12 +6,13 @@ slope it was run with, and the scale of the duals, on which recipes differ, drop
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from engram.attacker import AttackerView
 from engram.reconstruct.candidates import Reconstruction
-from engram.reconstruct.published.objective import residuals
 
 NOTHING_EXPLAINED = 1.0
 
@@ -23,15 +24,19 @@ def unexplained_share(view: AttackerView, found: Reconstruction) -> float:
 
         min over s >= 0 of ||P - s E||² / ||P||²  =  1 - max(0, <P, E>)² / (||P||² ||E||²)
     """
-    network = view.network.to(dtype=torch.float64, device="cpu")
-    images, duals = found.images.double(), found.duals.double()
-    left = residuals(network, view.task, torch.relu, images, found.labels, duals)
-    params = network.params
-    first = next(iter(params)).rpartition(".")[0]
-    names = [name for name in params if name.rpartition(".")[0] == first]
-    layer = torch.cat([params[name].flatten() for name in names])
-    explained = layer - torch.cat([left[name].detach().flatten() for name in names])
-    return share_outside(layer, explained)
+    network = view.network.to(dtype=torch.float32, device="cpu")
+    params = {name: value.detach() for name, value in network.params.items()}
+    prefix = next(iter(params)).rpartition(".")[0]
+    first = [value.requires_grad_() for name, value in params.items() if name.rpartition(".")[0] == prefix]
+    logits = network.with_params(params)(found.images.float(), torch.relu)
+    gains = found.duals.float() * view.task.margins(logits, found.labels)
+    explained = torch.autograd.grad(gains.sum(), first)
+    return share_outside(_joined(first), _joined(explained))
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """All values in one vector; in float64, since their sums run over millions."""
+    return torch.cat([tensor.detach().flatten() for tensor in tensors]).double()
 
 
 def share_outside(whole: Tensor, part: Tensor) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from dataclasses import replace
 from typing import Any
@@ -73,13 +74,21 @@ class RayTasks:
         """Options that belong to whoever starts a cluster are given only when we start it."""
         local = {"include_dashboard": False} if address == "local" else {}
         try:
+            _knock(address)
             self._ray.init(address=address, log_to_driver=False, logging_level="error", **local)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(
                 f"--ray {address} can't be reached ({reason}); start a cluster with `ray start --head`, "
                 "give its HOST:PORT, or use --ray local"
             ) from error
+
+
+def _knock(address: str) -> None:
+    """Fail within seconds where nobody listens at HOST:PORT; Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=5).close()
 
 
 def _run(view_bytes: bytes, order: Order, threads: int) -> Ended:
