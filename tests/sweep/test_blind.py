@@ -70,3 +70,11 @@ def test_the_samples_that_made_the_layer_explain_it() -> None:
 def test_silent_candidates_explain_nothing() -> None:
     found = _found(4, 5)
     assert unexplained_share(cases.view(5, 6, 1), replace(found, duals=torch.zeros(4))) == 1.0
+
+
+@pytest.mark.parametrize("size", [1e30, 1e60, float("nan")])
+def test_candidates_beyond_all_measure_explain_nothing_or_what_they_do(size: float) -> None:
+    """Never 0, the best value, by an overflow."""
+    found = _found(4, 5)
+    share = unexplained_share(cases.view(5, 6, 1), replace(found, images=size * found.images))
+    assert 0.1 < share <= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from pathlib import Path
 
@@ -173,6 +174,22 @@ def test_a_sweep_in_which_nothing_works_says_why(tmp_path: Path) -> None:
     assert [row["state"] for row in read_index(tmp_path)] == ["diverged"] * 2
 
 
+def test_machines_that_share_a_database_share_the_trials(whole: Path, tmp_path: Path) -> None:
+    """Each has the candidates of its own trials; copied together they are pooled as on one machine."""
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    here, there = tmp_path / "here", tmp_path / "there"
+    small.run_whole(there, small.spec(13), storage=url)
+    summary = small.run_whole(here, small.spec(24), storage=url)
+    assert [row["number"] for row in summary["trials"]] == list(range(24))
+    assert sorted(path.name for path in (here / "trials").iterdir()) == [f"{n:05d}" for n in range(13, 24)]
+    assert summary["pooled"]["elsewhere"] > 0
+    for trial in (there / "trials").iterdir():
+        shutil.copytree(trial, here / "trials" / trial.name)
+    again = small.run_whole(here, small.spec(24), storage=url, resume=True)
+    assert again["pooled"]["elsewhere"] == 0
+    small.assert_same_pool(whole, here)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -212,6 +229,8 @@ def test_the_oracle_is_named_in_every_output(faces: Split, tmp_path: Path) -> No
         assert row["objective"] == row["oracle"]
         assert 0 <= row["unexplained"] <= 1
     assert json.loads((tmp_path / "run.json").read_text())["sweep"]["objective"] == "oracle"
+    with pytest.raises(ConfigError, match=r"the data have shape \(1, 25, 25\), the model's inputs \(3, 2, 2\)"):
+        Sweep(view=small.view(), spec=chosen, directory=tmp_path / "a", oracle=Oracle(faces))
     with pytest.raises(ConfigError, match="needs the training data"):
         Sweep(view=view, spec=chosen, directory=tmp_path / "b")
     with pytest.raises(ConfigError, match="give both or neither"):

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from engram.cli.options import DataName, DataRoot, Device, InputShape, Labels, TaskName
-
-if TYPE_CHECKING:
-    from engram.sweep.executors import Executor
-    from engram.sweep.spec import SweepSpec
 
 EXAMPLES = (
     "Examples: engram sweep runs/gate --trials 100 --jobs 2 --set steps=3000 --set candidates=100 -o runs/sweep; "
@@ -63,8 +59,11 @@ def sweep(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
     jobs: Annotated[
-        int, typer.Option("--jobs", min=0, help="Local processes; 0 for this one.", rich_help_panel=WHERE)
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--jobs", min=0, help="Local processes, 1 by default; 0 for this one.", rich_help_panel=WHERE
+        ),
+    ] = None,
     storage: Annotated[
         str | None,
         typer.Option(
@@ -106,6 +105,7 @@ def sweep(
     ] = None,
 ) -> None:
     """Try many settings, keep what the weights confirm, and pool the candidates of all trials."""
+    from engram.cli.sweep_choices import chosen_executor, chosen_models, chosen_spec
     from engram.cli.sweep_list import show_trials
     from engram.errors import ConfigError
 
@@ -115,8 +115,8 @@ def sweep(
         return
     if out is None:
         raise ConfigError("say where the sweep goes: -o DIRECTORY")
-    spec = _spec(space, settings or [], trials, seed, sampler, keep, oracle)
-    found = _expanded(models) if targets else models
+    spec = chosen_spec(space, settings or [], trials, seed, sampler, keep, oracle)
+    found = chosen_models(models) if targets else models
     if len(found) != 1 and not targets:
         raise ConfigError(f"got {len(found)} models; give one, or --targets to audit them all")
     from engram.cli.sweep_open import DataOptions, Opening, Trackers
@@ -125,70 +125,14 @@ def sweep(
     choice = DataOptions(oracle, data, n, labels, data_root, data_seed)
     opening = Opening(spec, input_shape, task, choice, storage, device, resume)
     trackers = Trackers(tensorboard, wandb)
-    executor = _executor(jobs, ray, cpus, gpus, device)
+    executor = chosen_executor(jobs, ray, cpus, gpus, device)
     try:
         if targets:
             run_fleet(found, out, opening, executor, trackers, as_json=as_json)
         else:
             run_one(found[0], out, opening, executor, trackers, as_json=as_json)
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; what has finished is in {out}: go on with the same command and --resume", err=True)
+        raise
     finally:
         executor.close()
-
-
-def _spec(
-    space: str, settings: list[str], trials: int, seed: int, sampler: str, keep: float, oracle: bool
-) -> SweepSpec:
-    from engram.errors import ConfigError
-    from engram.extras import optional
-
-    optuna = optional("optuna", wanted_by="engram sweep", install="'engram[sweep]'")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    from engram.sweep.recipes import RECIPES
-    from engram.sweep.space import find_space
-    from engram.sweep.spec import SweepSpec
-
-    chosen = find_space(space)
-    recipe = RECIPES[chosen.recipe]
-    fixed = {}
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not equals:
-            raise ConfigError(f"--set must be NAME=VALUE, got {setting!r}; for example --set steps=3000")
-        fixed[name] = recipe.parse(name, text)
-    return SweepSpec(
-        space=chosen.fixing(fixed),
-        trials=trials,
-        seed=seed,
-        sampler=sampler,
-        keep=keep,
-        objective="oracle" if oracle else "blind",
-    )
-
-
-def _executor(jobs: int, ray: str | None, cpus: float | None, gpus: float | None, device: str) -> Executor:
-    from engram.cli.options import check_device
-    from engram.errors import ConfigError
-
-    if ray is not None:
-        from engram.sweep.executors.ray_tasks import RayTasks
-
-        return RayTasks(ray, cpus=cpus or 1.0, gpus=gpus or 0.0)
-    if cpus is not None or gpus is not None:
-        raise ConfigError("--cpus-per-trial and --gpus-per-trial do nothing without --ray; leave them out")
-    check_device(device)
-    if jobs == 0:
-        from engram.sweep.executors.in_process import InProcess
-
-        return InProcess()
-    from engram.sweep.executors.processes import Processes
-
-    return Processes(jobs)
-
-
-def _expanded(models: list[Path]) -> list[Path]:
-    """A pattern that the shell left alone (quoted, or on Windows) becomes its matches."""
-    found: list[Path] = []
-    for model in models:
-        pattern = "*" in model.name and not model.exists()
-        found += sorted(model.parent.glob(model.name)) if pattern else [model]
-    return found

@@ -40,15 +40,14 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def share_outside(whole: Tensor, part: Tensor) -> float:
-    """1 - cos² of the angle between two vectors [p]; 1 where they point apart or `part` is zero.
+    """1 - cos² of the angle between two vectors [p]; 1 where they point apart, or `part` is zero or not finite.
 
-    >>> share_outside(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 0.0]))
+    >>> round(share_outside(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 0.0])), 6)
     0.64
     >>> share_outside(torch.tensor([3.0, 4.0]), torch.tensor([-6.0, -8.0]))
     1.0
     """
-    along = float(whole @ part)
-    norms = float(whole @ whole) * float(part @ part)
-    if along <= 0 or norms == 0:
+    cosine = float(whole @ part) / max(float(whole.norm()) * float(part.norm()), torch.finfo(torch.float64).tiny)
+    if not 0 < cosine <= 1 + 1e-6:  # false for NaN, too
         return NOTHING_EXPLAINED
-    return min(1.0, max(0.0, 1 - along**2 / norms))
+    return max(0.0, 1 - cosine**2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,15 @@ class KillSafeJournal(JournalFileBackend):
             os.fsync(stream.fileno())
 
 
+def without_password(url: str) -> str:
+    """As it may be shown and written down.
+
+    >>> without_password("postgresql://me:secret@host/db"), without_password("sqlite:////shared/study.db")
+    ('postgresql://me:***@host/db', 'sqlite:////shared/study.db')
+    """
+    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
+
+
 def whole_lines(path: Path) -> int:
     """Bytes of a file up to its last line end."""
     size = path.stat().st_size
@@ -57,5 +67,6 @@ def open_storage(directory: Path, url: str | None) -> BaseStorage:
     except Exception as error:  # whatever the database's driver raises
         reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"--storage {url} can't be opened ({reason}); give an SQLAlchemy URL, e.g. sqlite:////shared/study.db"
+            f"--storage {without_password(url)} can't be opened ({reason}); "
+            "give an SQLAlchemy URL, e.g. sqlite:////shared/study.db"
         ) from error

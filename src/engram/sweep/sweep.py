@@ -25,6 +25,7 @@ from engram.sweep.oracle import Oracle
 from engram.sweep.pruning import WARM_UP, limits
 from engram.sweep.sampling import NumberedSampler, derived_seed
 from engram.sweep.spec import SweepSpec
+from engram.sweep.storage import JOURNAL, without_password
 from engram.sweep.trial import Ended, Order
 
 OnRow = Callable[["Sweep", Row], None]
@@ -49,6 +50,11 @@ class Sweep:
     def __post_init__(self) -> None:
         if (self.spec.objective == "oracle") != (self.oracle is not None):
             raise ConfigError("the oracle objective, and only that, needs the training data; give both or neither")
+        if self.oracle is not None and self.oracle.data.train.shape != self.view.input_shape:
+            raise ConfigError(
+                f"the data have shape {self.oracle.data.train.shape}, the model's inputs {self.view.input_shape}; "
+                "name the data that it was trained on"
+            )
         settle(self.directory, self._record(), resume=self.resume)
         self.ledger = Ledger(
             directory=self.directory,
@@ -164,7 +170,7 @@ class Sweep:
             "input_shape": list(self.view.input_shape),
             "task": self.view.task.name,
             "sweep": self.spec.identity(self.weights_sha256),
-            "study": {"name": self.study_name, "storage": self.storage or "study.journal"},
+            "study": {"name": self.study_name, "storage": without_password(self.storage or JOURNAL)},
             "trials": self.spec.trials,
             "versions": versions(),
         }

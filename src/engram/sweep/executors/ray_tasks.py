@@ -30,6 +30,7 @@ class RayTasks:
         self._mine = not self._ray.is_initialized()
         if self._mine:
             self._connect(address)
+        self._require_room()
         self._task = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=ATTEMPTS)(_run)
         self._views: dict[str, Any] = {}
         self._running: dict[Any, Job] = {}
@@ -69,6 +70,17 @@ class RayTasks:
         except self._ray.exceptions.RayError as error:
             return lost(ATTEMPTS + 1, str(error).splitlines()[0])
         return ended
+
+    def _require_room(self) -> None:
+        """Ray lets a task that fits nowhere wait for ever."""
+        there = self._ray.cluster_resources()
+        for kind, asked in (("CPU", self._cpus), ("GPU", self._gpus)):
+            has = there.get(kind, 0.0)
+            if asked > has:
+                raise ConfigError(
+                    f"--{kind.lower()}s-per-trial {asked:g} is more than the whole cluster has ({has:g}); "
+                    "ask for less or add a node"
+                )
 
     def _connect(self, address: str) -> None:
         """Options that belong to whoever starts a cluster are given only when we start it."""
