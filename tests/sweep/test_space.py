@@ -79,6 +79,12 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, text: str, message
         read_space(path)
 
 
+def test_the_file_in_the_documentation_is_right(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
+    (tmp_path / "space.toml").write_text(text.partition("```toml\n")[2].partition("```")[0])
+    assert read_space(tmp_path / "space.toml").search.keys() == {"lr_images", "image_std", "dtype"}
+
+
 def test_fixing_takes_a_setting_out_of_the_search() -> None:
     space = PRESETS["haim2022"].fixing({"lr_images": 0.1})
     assert "lr_images" not in space.search

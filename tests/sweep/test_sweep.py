@@ -26,7 +26,6 @@ from engram.sweep.pruning import WARM_UP
 from engram.sweep.record import conclude
 from engram.sweep.space import PRESETS, Space
 from engram.sweep.spec import SweepSpec
-from engram.sweep.storage import JOURNAL, KillSafeJournal
 from engram.sweep.sweep import Sweep
 from engram.task import Binary
 from tests import cases
@@ -81,10 +80,10 @@ def test_importance_and_figure(whole: Path) -> None:
 
 
 def test_optuna_s_own_plots_work_on_the_study(whole: Path) -> None:
+    """Opened as docs/sweeps.md says, with Optuna alone."""
     mpl.use("Agg")
-    storage = optuna.storages.JournalStorage(KillSafeJournal(str(whole / JOURNAL)))
-    name = json.loads((whole / "run.json").read_text())["study"]["name"]
-    study = optuna.load_study(study_name=name, storage=storage)
+    backend = optuna.storages.journal.JournalFileBackend(str(whole / "study.journal"))
+    study = optuna.load_study(study_name=None, storage=optuna.storages.JournalStorage(backend))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         optuna.visualization.matplotlib.plot_optimization_history(study)
