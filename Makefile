@@ -25,7 +25,9 @@ test: lint
 	$(BIN)/python -m pytest -n 2 -q
 
 bench: install
-	$(BIN)/python -m benchmarks
+	$(BIN)/engram bench -o runs/bench
+	$(BIN)/engram bench --steps -o runs/bench
+	$(BIN)/python -m benchmarks.sweep
 
 clean:
 	rm -rf .venv runs .mypy_cache .ruff_cache .hypothesis

@@ -8,7 +8,17 @@ from torch import Tensor
 from engram.attacker import AttackerView
 from engram.targets.networks import DenseNetwork, initialise
 from engram.targets.spec import BiasPolicy, MLPSpec
-from engram.task import Binary
+from engram.task import Binary, Multiclass, MulticlassPairs, Regression, Task, infer_task
+
+TASKS: tuple[Task, ...] = (
+    Binary(),
+    Multiclass(2),
+    Multiclass(4),
+    MulticlassPairs(4),
+    Regression("l2"),
+    Regression("l2.5"),
+    Regression("huber"),
+)
 
 
 def network(
@@ -19,11 +29,13 @@ def network(
     return initialise(spec, torch.Generator().manual_seed(seed), dtype)
 
 
-def view(*sizes: int, shape: tuple[int, ...] | None = None, seed: int = 0) -> AttackerView:
-    return AttackerView(network(*sizes, seed=seed), shape or (sizes[0],), Binary())
+def view(
+    *sizes: int, shape: tuple[int, ...] | None = None, seed: int = 0, task: Task | None = None
+) -> AttackerView:
+    return AttackerView(network(*sizes, seed=seed), shape or (sizes[0],), task or infer_task(sizes[-1]))
 
 
-def points(n: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Random inputs [n, d] in float64 with alternating labels."""
+def points(n: int, d: int, seed: int = 0, labels: int = 2) -> tuple[Tensor, Tensor]:
+    """Random inputs [n, d] in float64 with labels that take turns."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(n, d, generator=generator, dtype=torch.float64), torch.arange(n) % 2
+    return torch.randn(n, d, generator=generator, dtype=torch.float64), torch.arange(n) % labels

@@ -17,9 +17,9 @@ def sigmoid(z: float) -> float:
 
 
 def smoothed_gradients(
-    weights: list[Array], biases: list[Array | None], x: Array, slope: float
-) -> tuple[float, list[Array], list[Array | None]]:
-    """Output of a one-output ReLU network and its gradient by weights and biases, by hand.
+    weights: list[Array], biases: list[Array | None], x: Array, slope: float, row: list[float]
+) -> tuple[list[Array], list[Array | None]]:
+    """The gradient of sum_k row_k Phi_k(x) of a ReLU network by weights and biases, by hand.
 
     Forward with exact ReLU; backward every ReLU passes sigmoid(slope z).
     """
@@ -29,8 +29,7 @@ def smoothed_gradients(
         z = z if bias is None else z + bias
         pre.append(z)
         post.append(np.array([max(value, 0.0) for value in z]))
-    output = float(pre[-1][0])
-    signal = np.ones(1)
+    signal = np.array(row)
     weight_gradients: list[Array] = []
     bias_gradients: list[Array | None] = []
     for layer in reversed(range(len(weights))):
@@ -39,7 +38,7 @@ def smoothed_gradients(
         if layer:
             gates = np.array([sigmoid(slope * z) for z in pre[layer - 1]])
             signal = (weights[layer].T @ signal) * gates
-    return output, weight_gradients, bias_gradients
+    return weight_gradients, bias_gradients
 
 
 @dataclass(frozen=True)
@@ -74,12 +73,11 @@ def stationarity_derivative(
     weights: list[Array],
     biases: list[Array | None],
     points: Array,
-    signs: list[float],
-    duals: list[float],
+    rows: list[list[float]],
     alpha: float,
     moved: tuple[int, int],
 ) -> Jet:
-    """L_stationary of a one-output network and its derivative by coordinate `moved` = (sample, pixel)."""
+    """L_stationary and its derivative by coordinate `moved` = (sample, pixel); rows[i] weighs i's outputs."""
     m = len(points)
     left_weights = [[[Jet(value) for value in row] for row in weight] for weight in weights]
     left_biases = [None if bias is None else [Jet(value) for value in bias] for bias in biases]
@@ -91,7 +89,7 @@ def stationarity_derivative(
             z = z if bias is None else [value + Jet(b) for value, b in zip(z, bias, strict=True)]
             pre.append(z)
             post.append([value.relu(alpha) for value in z])
-        signal = [Jet(signs[i] * duals[i] / m)]
+        signal = [Jet(value / m) for value in rows[i]]
         for layer in reversed(range(len(weights))):
             for k, delta in enumerate(signal):
                 for j, h in enumerate(post[layer]):

@@ -22,17 +22,20 @@ SOURCE = Path(__file__).parents[1] / "src" / "engram"
 # Imports go one way: a module may import those of its own line and of the lines above it.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("files", "task"),
+    ("files", "task", "extras"),
     ("loop",),
-    ("runs",),
+    ("runs", "observers"),
     ("data",),
     ("targets",),
     ("attacker",),
     ("reconstruct",),
     ("matching",),
+    ("inspection",),
     ("report",),
     ("pipeline",),
+    ("sweep",),
     ("experiments",),
+    ("bench",),
     ("cli",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -53,6 +56,7 @@ FORBIDDEN = {
         "engram.matching",
     ),
     "matching": ("engram.data", "engram.targets"),
+    "inspection": ("engram.data",),
 }
 
 

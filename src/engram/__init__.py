@@ -26,22 +26,30 @@ if TYPE_CHECKING:
     from engram.reconstruct.candidates import Reconstruction as Reconstruction
     from engram.reconstruct.engine.settings import EngineSettings as EngineSettings
     from engram.reconstruct.engine.solver import Engine as Engine
-    from engram.reconstruct.published.scheme import Haim2022 as Haim2022
     from engram.reconstruct.published.scheme import PublishedScheme as PublishedScheme
+    from engram.reconstruct.published.settings import Buzaglo2023 as Buzaglo2023
+    from engram.reconstruct.published.settings import Haim2022 as Haim2022
     from engram.targets.checkpoint import open_target as open_target
     from engram.targets.descent import Recipe as Recipe
     from engram.targets.spec import MLPSpec as MLPSpec
     from engram.task import Binary as Binary
+    from engram.task import Multiclass as Multiclass
+    from engram.task import MulticlassPairs as MulticlassPairs
+    from engram.task import Regression as Regression
 
 _HOMES = {
     "AttackerView": "engram.attacker",
     "Binary": "engram.task",
+    "Buzaglo2023": "engram.reconstruct.published.settings",
     "DataChoice": "engram.data.choice",
     "Engine": "engram.reconstruct.engine.solver",
     "EngineSettings": "engram.reconstruct.engine.settings",
-    "Haim2022": "engram.reconstruct.published.scheme",
+    "Haim2022": "engram.reconstruct.published.settings",
     "MLPSpec": "engram.targets.spec",
+    "Multiclass": "engram.task",
+    "MulticlassPairs": "engram.task",
     "Recipe": "engram.targets.descent",
+    "Regression": "engram.task",
     "PublishedScheme": "engram.reconstruct.published.scheme",
     "Reconstruction": "engram.reconstruct.candidates",
     "attack": "engram.pipeline",

@@ -31,7 +31,7 @@ from engram.targets.checkpoint import Card, Target, save_target
 from engram.targets.descent import Recipe
 from engram.targets.networks import DenseNetwork
 from engram.targets.spec import MLPSpec
-from engram.targets.train import Quality, measure, train
+from engram.targets.train import Quality, measure, require_classes, train
 from engram.task import Task
 
 
@@ -50,6 +50,7 @@ def build_target(
 ) -> Target:
     """Train a network on the chosen images and measure it on images that it never saw."""
     data = choice.load(root)
+    require_classes(data.train.classes, task)
     observed, snapshots = list(observers), None
     if directory is not None:
         snapshots = _prepared(directory, resume, snapshot_every)

@@ -58,7 +58,7 @@ ATTACK = ("--recipe", "haim2022", "--candidates", 8, "--steps", 40, "--lr-images
 
 def test_from_training_to_scores(target: Path, tmp_path: Path) -> None:
     card = json.loads((target / "card.json").read_text())
-    assert card["data"] == {"name": "faces", "labels": "gate", "n": 10, "seed": None}
+    assert card["data"] == {"name": "faces", "labels": "gate", "n": 10, "seed": None, "classes": None}
     assert card["epochs"] == 60
     assert 0 <= card["train"]["accuracy"] <= 1
 
@@ -159,8 +159,8 @@ def test_a_time_budget_is_kept(target: Path, tmp_path: Path) -> None:
             ("reconstruct", "TARGET", "--input-shape", "3by2"),
             "--input-shape must be positive numbers joined by x",
         ),
-        (("reconstruct", "TARGET", "--task", "poetry"), "task must be 'binary', got 'poetry'"),
-        (("reconstruct", "TARGET", "--recipe", "magic"), "--recipe must be engine or haim2022"),
+        (("reconstruct", "TARGET", "--task", "poetry"), "task must be one of binary, multiclass"),
+        (("reconstruct", "TARGET", "--recipe", "magic"), "--recipe must be engine, haim2022 or buzaglo2023"),
         (
             ("reconstruct", "TARGET", "--recipe", "haim2022", "--settings", "magic"),
             "--settings must be one of cifar10",
@@ -207,5 +207,5 @@ def test_help_is_quick_and_loads_no_torch() -> None:
     program = "import sys; from engram.cli.app import app; assert 'torch' not in sys.modules; print('light')"
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert child.stdout.strip() == "light"
-    for command in ("train", "inspect", "reconstruct", "score", "reproduce", "demo"):
+    for command in ("train", "inspect", "reconstruct", "score", "reproduce", "demo", "bench"):
         assert "Example" in engram(command, "--help")

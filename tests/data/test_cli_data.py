@@ -66,6 +66,13 @@ def test_show_real_colour_images(cifar_root: Path, tmp_path: Path) -> None:
         assert red != blue
 
 
+def test_show_of_the_first_classes(cifar_root: Path, tmp_path: Path) -> None:
+    out = tmp_path / "three.png"
+    result = run(app, ["show", "cifar10", "--classes", "3", "--data-root", str(cifar_root), "-o", str(out)])
+    assert "bird: " in result.output
+    assert "cat: " not in result.output
+
+
 def test_show_of_points_says_that_there_is_no_picture(tmp_path: Path) -> None:
     result = run(app, ["show", "circle", "-o", str(tmp_path / "circle.png")])
     assert isinstance(result.exception, ConfigError)

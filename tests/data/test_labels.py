@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from engram.data.catalog import CATALOG, load
+from engram.data.choice import DataChoice
 from engram.data.image_set import ImageSet
-from engram.data.labels import LABEL_MAPS, apply_labels
+from engram.data.labels import LABEL_MAPS, apply_labels, first_classes
 from engram.data.sources.cifar import CIFAR10
 from engram.data.sources.faces import load_faces
 from engram.errors import ConfigError
@@ -70,6 +71,24 @@ def test_a_map_that_does_not_fit_names_those_that_do() -> None:
         ConfigError, match="'smile' is no label map; for faces choose one of: face, gate, identity"
     ):
         apply_labels(load_faces(), "smile")
+
+
+def test_first_classes_keep_order_and_names() -> None:
+    three = first_classes(one_of_each("cifar10", CIFAR10), 3)
+    assert three.classes == ("airplane", "automobile", "bird")
+    assert three.labels.tolist() == [0, 1, 2]
+    for count in (1, 11):
+        with pytest.raises(ConfigError, match=rf"classes must lie in 2\.\.10, what cifar10 has, got {count}"):
+            first_classes(one_of_each("cifar10", CIFAR10), count)
+
+
+def test_a_choice_of_real_classes_is_balanced_in_all_its_parts(cifar_root: Path) -> None:
+    choice = DataChoice(name="cifar10", labels="identity", n=60, classes=3)
+    parts, test = choice.load(cifar_root), choice.load_test(cifar_root)
+    assert test is not None
+    for images, each in ((parts.train, 20), (parts.held_out, 20), (test, 1000)):
+        assert images.labels.bincount().tolist() == [each] * 3
+        assert images.classes == CIFAR10[:3]
 
 
 @pytest.mark.parametrize("name", ["faces", "circle"])

@@ -34,12 +34,12 @@ def test_residuals_equal_hand_written_backpropagation(sizes: tuple[int, ...], bi
     biases = [None if b is None else b.numpy() for b in network.biases]
     expected = {name: value.numpy().copy() for name, value in network.params.items()}
     for x, label, dual in zip(inputs.numpy(), labels.tolist(), duals.tolist(), strict=True):
-        _, by_weight, by_bias = oracle.smoothed_gradients(weights, biases, x, slope)
-        y = 2 * label - 1
+        row = [dual * (2 * label - 1) / 6]
+        by_weight, by_bias = oracle.smoothed_gradients(weights, biases, x, slope, row)
         for layer, (weight_gradient, bias_gradient) in enumerate(zip(by_weight, by_bias, strict=True)):
-            expected[f"layers.{layer}.weight"] -= dual * y * weight_gradient / 6
+            expected[f"layers.{layer}.weight"] -= weight_gradient
             if bias_gradient is not None:
-                expected[f"layers.{layer}.bias"] -= dual * y * bias_gradient / 6
+                expected[f"layers.{layer}.bias"] -= bias_gradient
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name].detach().numpy(), value, rtol=0, atol=1e-10)
@@ -77,8 +77,7 @@ def test_gradient_of_the_objective_equals_forward_mode_by_hand(bias: BiasPolicy)
             [weight.numpy() for weight in network.weights],
             [None if value is None else value.numpy() for value in network.biases],
             inputs.detach().numpy(),
-            [2.0 * label - 1 for label in labels.tolist()],
-            duals.tolist(),
+            [[(2 * label - 1) * dual] for label, dual in zip(labels.tolist(), duals.tolist(), strict=True)],
             6.0,
             moved,
         )
@@ -118,8 +117,9 @@ def test_zero_residual_at_the_support_vectors_of_a_hard_margin_problem() -> None
 
 def test_losses_have_their_closed_forms() -> None:
     duals = torch.tensor([0.0, 0.3, 0.9])
-    assert float(dual_loss(duals, 0.5, squared=True)) == pytest.approx(0.25 + 0.04)
-    assert float(dual_loss(duals, 0.5, squared=False)) == pytest.approx(0.5 + 0.2)
+    shortfall = Binary().dual_shortfall(torch.zeros(3), duals, 0.5)
+    assert float(dual_loss(shortfall, squared=True)) == pytest.approx(0.25 + 0.04)
+    assert float(dual_loss(shortfall, squared=False)) == pytest.approx(0.5 + 0.2)
     assert float(range_loss(torch.tensor([-1.5, -1.0, 0.0, 1.0, 3.0]))) == pytest.approx(0.25 + 4)
 
 
@@ -137,7 +137,7 @@ def test_steps_equal_torch_sgd_with_momentum() -> None:
         unexplained = residuals(view.network, view.task, smoothed_relu(5.0), images, state["labels"], duals)
         loss = (
             stationarity_loss(unexplained)
-            + 5 * dual_loss(duals, settings.dual_floor, squared=True)
+            + 5 * (settings.dual_floor - duals).clamp(min=0).square().sum()
             + range_loss(images)
         )
         loss.backward()  # type: ignore[no-untyped-call]
@@ -176,7 +176,8 @@ def test_same_seed_same_candidates_other_seed_others() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"candidates": 3}, "candidates must be positive and even, got 3; half of them"),
+        ({"candidates": 0}, "candidates must be positive, got 0"),
+        ({"dual_weight": 0.0}, "dual_floor must be 0 where dual_weight is 0, as for regression, got 0.498; leave"),
         ({"lr_images": 0.0}, "lr_images must be positive"),
         ({"momentum": 1.0}, r"momentum must lie in \[0, 1\)"),
         ({"dtype": "float16"}, "dtype must be float32 or float64"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,12 @@ from engram.targets.descent import GradientDescent, Recipe
 from engram.targets.networks import initialise
 from engram.targets.spec import MLPSpec
 from engram.targets.train import measure, train
-from engram.task import Binary
+from engram.task import Binary, Multiclass, Task
 from tests import cases
 
 
 def _torch_twin(
-    start_params: list[torch.Tensor], recipe: Recipe, inputs: torch.Tensor, labels: torch.Tensor
+    start_params: list[torch.Tensor], recipe: Recipe, inputs: torch.Tensor, labels: torch.Tensor, task: Task
 ) -> None:
     """The same descent by torch.nn and torch.optim, in place."""
     w1, b1, w2, w3 = start_params
@@ -27,20 +28,34 @@ def _torch_twin(
     for _ in range(recipe.epochs):
         optimiser.zero_grad()
         hidden = torch.relu(torch.relu(inputs @ w1.T + b1) @ w2.T)
-        logits = (hidden @ w3.T).squeeze(1)
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+        loss = _torch_loss(task.name, hidden @ w3.T, labels)
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 
 
+def _torch_loss(name: str, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    if name.startswith("multiclass"):
+        return torch.nn.NLLLoss()(torch.log_softmax(logits, 1), labels)  # type: ignore[no-any-return]
+    one = logits.squeeze(1)
+    targets = torch.where(labels == 1, 1.0, -1.0).double()
+    losses: dict[str, Callable[[], torch.Tensor]] = {
+        "binary": lambda: torch.nn.BCEWithLogitsLoss()(one, labels.double()),
+        "regression:l2": lambda: torch.nn.MSELoss()(one, targets),
+        "regression:l2.5": lambda: ((one - targets).square() ** 1.25).mean(),
+        "regression:huber": lambda: torch.nn.SmoothL1Loss()(one, targets),
+    }
+    return losses[name]()
+
+
+@pytest.mark.parametrize("task", cases.TASKS, ids=lambda task: f"{task.name}-{task.outputs}")
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_full_batch_descent_equals_torch_sgd(weight_decay: float) -> None:
-    inputs, labels = cases.points(10, 4)
-    recipe = Recipe(lr=0.3, epochs=20, weight_decay=weight_decay, dtype="float64")
-    start = cases.network(4, 6, 5, 1)
+def test_full_batch_descent_equals_torch_sgd(weight_decay: float, task: Task) -> None:
+    inputs, labels = cases.points(10, 4, labels=task.label_count)
+    recipe = Recipe(lr=0.1, epochs=20, weight_decay=weight_decay, dtype="float64")
+    start = cases.network(4, 6, 5, task.outputs)
     twin = [value.clone().requires_grad_() for value in start.params.values()]
-    _torch_twin(twin, recipe, inputs, labels)
-    descent = GradientDescent(start, Binary(), recipe, inputs, labels)
+    _torch_twin(twin, recipe, inputs, labels, task)
+    descent = GradientDescent(start, task, recipe, inputs, labels)
     solution = run(descent, Budget(steps=20))
     for (name, expected), value in zip(start.params.items(), twin, strict=True):
         assert not torch.equal(solution.state[name], expected)
@@ -85,6 +100,16 @@ def test_stops_at_the_loss_threshold() -> None:
     assert quality.loss < 0.05
     assert quality.accuracy == 1
     assert quality.smallest_margin > 0
+
+
+def test_ten_classes_are_learnt() -> None:
+    inputs, labels = cases.points(40, 30, labels=10)
+    recipe = Recipe(lr=0.5, epochs=3000, loss_threshold=0.05, dtype="float64")
+    network, _ = train(MLPSpec(inputs=30, widths=(60,), outputs=10), recipe, Multiclass(10), inputs, labels)
+    quality = measure(network, Multiclass(10), inputs, labels)
+    assert quality.loss < 0.05
+    assert quality.accuracy == 1
+    assert network(inputs).argmax(1).tolist() == labels.tolist()
 
 
 def test_divergence_names_the_rate() -> None:

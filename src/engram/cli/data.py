@@ -77,18 +77,22 @@ def show(
     data_root: DataRoot = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="PNG file to write.")] = Path("sheet.png"),
     labels: Annotated[str, typer.Option("--labels", metavar="MAP", help="Label map to group by.")] = "identity",
+    classes: Annotated[
+        int | None, typer.Option("--classes", min=2, help="Only the first so many classes of the label map.")
+    ] = None,
     n: Annotated[int, typer.Option("-n", min=1, help="About how many images to draw.")] = 100,
 ) -> None:
     """Draw a contact sheet: the first images of each class under its name."""
     import io
 
     from engram.data.catalog import load
-    from engram.data.labels import apply_labels
+    from engram.data.labels import apply_labels, first_classes
     from engram.data.sampling import class_counts
     from engram.data.sheet import contact_sheet
     from engram.files import write_bytes
 
     images = apply_labels(load(name, root=data_root), labels)
+    images = images if classes is None else first_classes(images, classes)
     encoded = io.BytesIO()
     contact_sheet(images, n).save(encoded, "PNG")
     write_bytes(out, encoded.getvalue())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from engram.data.choice import DataChoice
     from engram.loop import Observer, Values
 
 DataRoot = Annotated[
@@ -24,9 +25,23 @@ Labels = Annotated[
 ]
 InputShape = Annotated[
     str | None,
-    typer.Option("--input-shape", metavar="CxHxW", help="Shape of one input, e.g. 3x32x32; read from the card."),
+    typer.Option(
+        "--input-shape",
+        metavar="CxHxW",
+        help="Shape of one input, e.g. 3x32x32, or 784 for vectors; read from the card.",
+    ),
 ]
-TaskName = Annotated[str | None, typer.Option("--task", help="What the output means: binary.")]
+TaskName = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        help="What the outputs mean: binary, multiclass (multiclass:pairs attacks with a dual for each pair of "
+        "sample and class), regression:l2, regression:l2.5, regression:huber.",
+    ),
+]
+Classes = Annotated[
+    int | None, typer.Option("--classes", min=2, help="Only the first so many classes of the label map.")
+]
 Device = Annotated[str, typer.Option("--device", help="Where to compute: cpu, cuda or mps.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last snapshot in the output directory.")]
 
@@ -78,6 +93,26 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
+def named_data(
+    name: str,
+    n: int | None,
+    labels: str | None,
+    seed: int | None,
+    *,
+    classes: int | None = None,
+    own_classes: bool = False,
+) -> DataChoice:
+    """The data that the options name; `own_classes`: no map onto two classes by default."""
+    from engram.data.catalog import default_labels
+    from engram.data.choice import DataChoice
+    from engram.errors import ConfigError
+
+    if n is None:
+        raise ConfigError("--data needs -n, the number of training images, e.g. -n 500")
+    chosen = labels or default_labels(name, own_classes=own_classes)
+    return DataChoice(name=name, labels=chosen, n=n, seed=seed, classes=classes)
+
+
 def check_device(name: str) -> str:
     """The device, or an error that says why it is not to be had."""
     import torch
@@ -112,3 +147,20 @@ def progress_bar(title: str, steps: int) -> Iterator[Observer]:
             bar.update(task, completed=step, loss=metrics["loss"])
 
         yield observe
+
+
+@contextmanager
+def share_bar(*titles: str) -> Iterator[Callable[[str, float], None]]:
+    """Bars on standard error for work that ends by the clock or by parts: call with a title and the share done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        tasks = {title: bar.add_task(title, total=1.0, start=False) for title in titles}
+
+        def show(title: str, share: float) -> None:
+            bar.start_task(tasks[title])
+            bar.update(tasks[title], completed=share)
+
+        yield show

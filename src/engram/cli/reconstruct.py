@@ -17,6 +17,7 @@ from engram.cli.options import (
     parse_seconds,
     progress_bar,
 )
+from engram.cli.published import published_scheme
 from engram.cli.target import attacker_view
 
 if TYPE_CHECKING:
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "Examples: engram reconstruct model.pt --input-shape 3x32x32 -o runs/audit; "
-    "engram reconstruct runs/gate --recipe haim2022 --candidates 100 --steps 3000 -o runs/published"
+    "engram reconstruct runs/gate --recipe haim2022 --candidates 100 --steps 3000 -o runs/published; "
+    "engram reconstruct runs/five --recipe buzaglo2023 --budget 1h -o runs/classes"
 )
-ENGINE, PUBLISHED = "engine only", "haim2022 only"
+ENGINE, PUBLISHED = "engine only", "haim2022 and buzaglo2023 only"
 
 
 def reconstruct(
@@ -38,7 +40,11 @@ def reconstruct(
     input_shape: InputShape = None,
     task: TaskName = None,
     recipe: Annotated[
-        str, typer.Option("--recipe", help="engine, or haim2022: the published scheme, unchanged.")
+        str,
+        typer.Option(
+            "--recipe",
+            help="engine, or the published schemes, unchanged: haim2022 (binary), buzaglo2023 (all tasks).",
+        ),
     ] = "engine",
     candidates: Annotated[
         int | None, typer.Option("--candidates", "-m", help="How many; the engine derives it from the weights.")
@@ -60,7 +66,7 @@ def reconstruct(
         str | None,
         typer.Option(
             "--settings",
-            help="The authors' settings to start from: cifar10, cifar10-b, mnist, mnist-b.",
+            help="The authors' settings to start from: cifar10, mnist, multiclass, regression, each also with -b.",
             rich_help_panel=PUBLISHED,
         ),
     ] = None,
@@ -78,6 +84,12 @@ def reconstruct(
     ] = None,
     relu_slope: Annotated[
         float | None, typer.Option("--relu-slope", help="alpha of the smoothed ReLU.", rich_help_panel=PUBLISHED)
+    ] = None,
+    range_weight: Annotated[
+        float | None,
+        typer.Option(
+            "--range-weight", help="Weight of |x| <= 1; 0 for vectors of any range.", rich_help_panel=PUBLISHED
+        ),
     ] = None,
     device: Device = "cpu",
     resume: Resume = False,
@@ -100,9 +112,10 @@ def reconstruct(
         "image_std": image_std,
         "dual_floor": dual_floor,
         "relu_slope": relu_slope,
+        "range_weight": range_weight,
     }
-    if recipe not in ("engine", "haim2022"):
-        raise ConfigError(f"--recipe must be engine or haim2022, got {recipe!r}")
+    if recipe not in ("engine", "haim2022", "buzaglo2023"):
+        raise ConfigError(f"--recipe must be engine, haim2022 or buzaglo2023, got {recipe!r}")
     foreign = published if recipe == "engine" else engine
     if stray := [f"--{name.replace('_', '-')}" for name, value in foreign.items() if value is not None]:
         raise ConfigError(f"{', '.join(stray)} does nothing with --recipe {recipe}; leave it out")
@@ -116,7 +129,7 @@ def reconstruct(
     if recipe == "engine":
         scheme = _engine(view, common | engine, seconds, resumed)
     else:
-        scheme = _published(view, common | published)
+        scheme = published_scheme(view, recipe, common | published)
     with progress_bar("reconstructing", scheme.total_steps) as progress:
         found, solution = attack(
             scheme,
@@ -151,20 +164,6 @@ def _engine(view: AttackerView, given: dict[str, Any], seconds: float | None, re
     if "steps" in chosen or "restarts" in chosen:
         raise ConfigError("--budget plans --steps and --restarts itself; give one or the other")
     return Engine(view, fit_to_budget(view, settings, seconds))
-
-
-def _published(view: AttackerView, given: dict[str, Any]) -> Attack:
-    from dataclasses import replace
-
-    from engram.errors import ConfigError
-    from engram.reconstruct.published.scheme import PublishedScheme
-    from engram.reconstruct.published.settings import KNOWN_SETTINGS
-
-    name = given.pop("settings") or "cifar10"
-    if name not in KNOWN_SETTINGS:
-        raise ConfigError(f"--settings must be one of {', '.join(KNOWN_SETTINGS)}, got {name!r}")
-    chosen = {key: value for key, value in given.items() if value is not None}
-    return PublishedScheme(view, replace(KNOWN_SETTINGS[name], **chosen))
 
 
 def _prior(text: str | None) -> float | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.options import DataName, DataRoot, Labels
+from engram.cli.options import Classes, DataName, DataRoot, Labels, named_data
 
 if TYPE_CHECKING:
     from engram.data.choice import DataChoice
@@ -26,13 +26,17 @@ def score(
     data: DataName = None,
     n: Annotated[int | None, typer.Option("-n", min=1, help="Number of training images.")] = None,
     labels: Labels = None,
+    classes: Classes = None,
     data_root: DataRoot = None,
     data_seed: Annotated[
         int | None, typer.Option("--data-seed", help="As in training; else the first of each class.")
     ] = None,
     protocol: Annotated[
-        str, typer.Option("--protocol", help="How candidates are matched: buzaglo2023 or haim2022.")
-    ] = "buzaglo2023",
+        str | None,
+        typer.Option(
+            "--protocol", help="How images are matched: buzaglo2023 (default) or haim2022; vectors have their own."
+        ),
+    ] = None,
     assignment: Annotated[
         str, typer.Option("--assignment", help="nearest, or one-to-one: each candidate once.")
     ] = "nearest",
@@ -47,19 +51,21 @@ def score(
     from engram.runs import RunDirectory
 
     protocols: dict[str, ScoringProtocol] = {"buzaglo2023": Buzaglo2023(), "haim2022": Haim2022()}
-    if protocol not in protocols:
+    if protocol is not None and protocol not in protocols:
         raise ConfigError(f"--protocol must be one of {', '.join(protocols)}, got {protocol!r}")
     if assignment not in ("nearest", "one-to-one"):
         raise ConfigError(f"--assignment must be nearest or one-to-one, got {assignment!r}")
     found = Reconstruction.load(RunDirectory(run).reconstruction)
-    choice, network = _data_choice(run, data, n, labels, data_seed)
+    choice, network = _data_choice(run, data, n, labels, data_seed, classes)
     split = choice.load(data_root)
     is_image = split.train.images.ndim == 4
+    if protocol is not None and not is_image:
+        raise ConfigError(f"--protocol {protocol} matches images, but {choice.name} holds vectors; leave it out")
     report = compare(
         found,
         split,
         network=network,
-        protocol=protocols[protocol] if is_image else None,
+        protocol=None if protocol is None else protocols[protocol],
         assignment="nearest" if assignment == "nearest" else "one-to-one",
     )
     write_json(run / "scores.json", {"data": vars(choice), **report.to_json(records=True)})
@@ -110,15 +116,17 @@ def write_pairs(path: Path, report: ScoreReport, split: Split, best: int) -> Non
 
 
 def _data_choice(
-    run: Path, data: str | None, n: int | None, labels: str | None, seed: int | None
+    run: Path, data: str | None, n: int | None, labels: str | None, seed: int | None, classes: int | None
 ) -> tuple[DataChoice, DenseNetwork | None]:
     """The data named by the options, else by the card of the model that the run attacked."""
-    from engram.data.catalog import default_labels
-    from engram.data.choice import DataChoice
     from engram.errors import ConfigError, EngramError
     from engram.runs import read_record
     from engram.targets.checkpoint import open_target
+    from engram.task import own_classes
 
+    described = {"-n": n, "--labels": labels, "--data-seed": seed, "--classes": classes}
+    if data is None and (stray := [name for name, value in described.items() if value is not None]):
+        raise ConfigError(f"{', '.join(stray)} goes with --data; give both, or neither to take the model's card")
     record = read_record(run)
     try:
         target = open_target(Path(str(record.get("model", ""))))
@@ -126,9 +134,8 @@ def _data_choice(
         target = None  # the model was moved: its outputs are left out of the table
     network = None if target is None else target.network
     if data is not None:
-        if n is None:
-            raise ConfigError("--data needs -n, the number of training images, e.g. -n 500")
-        return DataChoice(name=data, labels=labels or default_labels(data), n=n, seed=seed), network
+        own = own_classes(str(record.get("task", "")))
+        return named_data(data, n, labels, seed, classes=classes, own_classes=own), network
     if target is None or target.card is None:
         raise ConfigError("say which data the model was trained on: --data NAME -n NUMBER [--labels MAP]")
     return target.card.data, network

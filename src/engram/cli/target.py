@@ -9,23 +9,38 @@ from engram.cli.options import parse_shape
 
 if TYPE_CHECKING:
     from engram.attacker import AttackerView
-    from engram.targets.checkpoint import Target
+    from engram.targets.checkpoint import Card, Target
+
+
+def open_finished(model: Path) -> tuple[AttackerView, Card]:
+    """A target that engram trained, as an attacker sees it, with the card that says what to score against."""
+    from engram.attacker import AttackerView
+    from engram.errors import ConfigError
+    from engram.targets.checkpoint import open_target
+    from engram.task import task_named
+
+    target = open_target(model)
+    if target.card is None:
+        raise ConfigError(f"{model} does not say what it was trained on; give a directory of `engram train`")
+    return AttackerView(target.network, target.card.input_shape, task_named(target.card.task)), target.card
 
 
 def attacker_view(target: Target, model: Path, input_shape: str | None, task: str | None) -> AttackerView:
-    """The view of a target; shape and task come from the options, else from its card."""
+    """The view of a target; shape and task come from the options, else from its card, else from the outputs."""
     from engram.attacker import AttackerView
     from engram.errors import ConfigError
-    from engram.task import task_named
+    from engram.task import infer_task, task_named
 
     if input_shape is not None:
         shape = parse_shape(input_shape)
     elif target.card is not None:
         shape = target.card.input_shape
     else:
+        inputs = target.network.sizes[0]
         raise ConfigError(
             f"{model} does not say what shape its inputs have; give --input-shape, e.g. 3x32x32 "
-            f"(the first layer takes {target.network.sizes[0]:,} values)"
+            f"(the first layer takes {inputs:,} values; if they are no images, --input-shape {inputs})"
         )
-    name = task or (target.card.task if target.card is not None else "binary")
-    return AttackerView(target.network, shape, task_named(name))
+    outputs = target.network.sizes[-1]
+    name = task or (None if target.card is None else target.card.task)
+    return AttackerView(target.network, shape, infer_task(outputs) if name is None else task_named(name, outputs))

@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 from engram.cli.options import (
+    Classes,
     DataRoot,
     Device,
     Labels,
     Resume,
     SnapshotEvery,
+    TaskName,
     check_device,
     parse_widths,
     progress_bar,
@@ -20,7 +22,9 @@ from engram.cli.options import (
 
 EXAMPLES = (
     "Examples: engram train --data faces --labels gate -n 50 --epochs 4000 --lr 0.02 -o runs/gate; "
-    "engram train --data cifar10 -n 500 --epochs 10000 -o runs/cifar500"
+    "engram train --data cifar10 -n 500 --epochs 10000 -o runs/cifar500; "
+    "engram train --data cifar10 --task multiclass --classes 5 -n 500 --lr 0.5 --epochs 10000 -o runs/five; "
+    "engram train --data cifar10 --task regression:l2 -n 300 --init standard --weight-decay 7.5e-4 -o runs/l2"
 )
 
 
@@ -28,7 +32,9 @@ def train(
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory for model.safetensors and card.json.")],
     data: Annotated[str, typer.Option("--data", help="A name from `engram data list`, npz:PATH or folder:PATH.")],
     n: Annotated[int, typer.Option("-n", min=1, help="Number of training images, equally many of each class.")],
+    task: TaskName = None,
     labels: Labels = None,
+    classes: Classes = None,
     data_root: DataRoot = None,
     data_seed: Annotated[
         int | None, typer.Option("--data-seed", help="Choose images at random; else the first of each class.")
@@ -40,7 +46,9 @@ def train(
     init: Annotated[
         str, typer.Option("--init", help="Standard deviation of the first layer, or 'standard'.")
     ] = "1e-4",
-    lr: Annotated[float, typer.Option("--lr", help="Learning rate.")] = 0.01,
+    lr: Annotated[
+        float, typer.Option("--lr", help="Learning rate; the papers take 0.5 for several classes.")
+    ] = 0.01,
     epochs: Annotated[int, typer.Option("--epochs", help="Epochs at the most.")] = 1_000_000,
     loss_threshold: Annotated[
         float | None, typer.Option("--loss-threshold", help="Stop when the training loss is below.")
@@ -64,13 +72,15 @@ def train(
     from engram.pipeline import build_target
     from engram.targets.descent import Recipe
     from engram.targets.spec import MLPSpec
-    from engram.task import Binary
+    from engram.task import own_classes, task_named
 
     try:
         std = None if init == "standard" else float(init)
     except ValueError as error:
         raise ConfigError(f"--init must be a number or 'standard', got {init!r}") from error
-    choice = DataChoice(name=data, labels=labels or default_labels(data), n=n, seed=data_seed)
+    task = task or "binary"
+    chosen_labels = labels or default_labels(data, own_classes=own_classes(task))
+    choice = DataChoice(name=data, labels=chosen_labels, n=n, seed=data_seed, classes=classes)
     recipe = Recipe(
         lr=lr,
         epochs=epochs,
@@ -81,12 +91,12 @@ def train(
         dtype=dtype,  # type: ignore[arg-type]  # validated by Recipe
         seed=seed,
     )
-    task = Binary()
-    inputs = choice.load(data_root, held_out=0).train.images[0].numel()
+    images = choice.load(data_root, held_out=0).train
+    meaning = task_named(task, len(images.classes))
     spec = MLPSpec(
-        inputs=inputs,
+        inputs=images.images[0].numel(),
         widths=parse_widths(widths),
-        outputs=task.outputs,
+        outputs=meaning.outputs,
         bias=bias,  # type: ignore[arg-type]  # validated by MLPSpec
         first_layer_std=std,
     )
@@ -95,7 +105,7 @@ def train(
             choice,
             spec,
             recipe,
-            task,
+            meaning,
             root=data_root,
             directory=out,
             device=check_device(device),
@@ -105,7 +115,8 @@ def train(
         )
     card = target.card
     assert card is not None
-    typer.echo(f"{spec.name}, {n} images of {data}: {card.stopped}, {card.epochs:,} epochs, {card.seconds:.0f} s")
+    done = f"{card.stopped}, {card.epochs:,} epochs, {card.seconds:.0f} s"
+    typer.echo(f"{spec.name} ({card.task}), {n} images of {data}: {done}")
     for name, quality in (("training", card.train), ("held-out", card.held_out), ("test", card.test)):
         if quality is not None:
             typer.echo(f"  {name:9s} loss {quality.loss:.3g}, accuracy {quality.accuracy:.1%}")

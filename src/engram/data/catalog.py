@@ -137,13 +137,13 @@ def load(name: str, *, root: Path | None = None, train: bool = True) -> ImageSet
     return load_folder(path)
 
 
-def default_labels(name: str) -> str:
-    """Name of the label map to use when none is chosen.
+def default_labels(name: str, *, own_classes: bool = False) -> str:
+    """Name of the label map to use when none is chosen; a task that takes all classes keeps the set's own.
 
-    >>> default_labels("mnist"), default_labels("folder:photos")
-    ('odd-even', 'identity')
+    >>> default_labels("mnist"), default_labels("mnist", own_classes=True), default_labels("folder:photos")
+    ('odd-even', 'identity', 'identity')
     """
-    return CATALOG[name].labels if name in CATALOG else "identity"
+    return CATALOG[name].labels if name in CATALOG and not own_classes else "identity"
 
 
 def _own_data(name: str) -> tuple[str, Path]:

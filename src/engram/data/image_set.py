@@ -12,7 +12,7 @@ from engram.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images [n, *shape] as float32 with values in [0, 1] (or points of the plane), labels [n] int64.
+    """Images [n, *shape] as float32 with values in [0, 1] (or vectors of any values), labels [n] int64.
 
     `name` says where they come from; `classes` names the label values 0, 1, ...
     """

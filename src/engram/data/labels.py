@@ -11,7 +11,7 @@ from torch import Tensor
 from engram.data.image_set import ImageSet
 from engram.data.sources.cifar import CIFAR10
 from engram.data.sources.pixels import numbered
-from engram.errors import ConfigError
+from engram.errors import ConfigError, require
 
 LEFT_OUT = -1  # the label of an image that the task does not use
 
@@ -88,3 +88,16 @@ def apply_labels(images: ImageSet, map_name: str) -> ImageSet:
     labels = chosen.relabel(images.labels)
     kept = labels != LEFT_OUT
     return ImageSet(images.images[kept], labels[kept], images.name, chosen.classes or images.classes)
+
+
+def first_classes(images: ImageSet, count: int) -> ImageSet:
+    """The images of the first `count` classes, in file order.
+
+    >>> three = ImageSet(torch.zeros(4, 1), torch.tensor([2, 0, 1, 0]), "three", ("a", "b", "c"))
+    >>> first_classes(three, 2).labels.tolist(), first_classes(three, 2).classes
+    ([0, 1, 0], ('a', 'b'))
+    """
+    known = len(images.classes)
+    require(2 <= count <= known, "classes", f"must lie in 2..{known}, what {images.name} has", count)
+    kept = images.labels < count
+    return ImageSet(images.images[kept], images.labels[kept], images.name, images.classes[:count])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from engram.attacker import AttackerView
 from engram.loop import Iteration, State
@@ -12,7 +12,9 @@ from engram.reconstruct.candidates import Reconstruction
 class Attack(Iteration, Protocol):
     """What the published scheme and the engine have in common."""
 
-    recipe: ClassVar[str]
+    @property
+    def recipe(self) -> str:
+        """As `engram reconstruct --recipe` spells it."""
 
     @property
     def view(self) -> AttackerView: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -17,26 +17,26 @@ class Reconstruction:
     """Candidates in the network's input coordinates: images [m, *shape], duals [m], labels [m].
 
     `scores` [m], where the attack gives them: the chance, judged blind, that a candidate shows a training image.
+    `pair_duals` [m, C], where there is a dual for each other class: `duals` are their sums.
     """
 
     images: Tensor
     duals: Tensor
     labels: Tensor
     scores: Tensor | None = None
+    pair_duals: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.images)
 
     def take(self, kept: Tensor) -> Reconstruction:
         """The candidates at an index or mask."""
-        scores = None if self.scores is None else self.scores[kept]
-        return replace(
-            self, images=self.images[kept], duals=self.duals[kept], labels=self.labels[kept], scores=scores
-        )
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: value[kept] for name, value in columns.items() if value is not None})
 
     def pruned(self, dual_threshold: float) -> Reconstruction:
-        """Without the candidates whose dual is below the threshold: they hardly touch the params."""
-        return self.take(self.duals >= dual_threshold)
+        """Without the candidates whose dual is smaller than the threshold: they hardly touch the params."""
+        return self.take(self.duals.abs() >= dual_threshold)
 
     def deduplicated(self, distance: float, generator: torch.Generator) -> Reconstruction:
         """Greedily, in random order, drop every candidate closer than `distance` to one already kept."""
@@ -49,15 +49,22 @@ class Reconstruction:
 
     def save(self, path: Path) -> None:
         tensors = {"images": self.images.float(), "duals": self.duals.float(), "labels": self.labels}
-        if self.scores is not None:
-            tensors["scores"] = self.scores.float()
+        for name, value in (("scores", self.scores), ("pair_duals", self.pair_duals)):
+            if value is not None:
+                tensors[name] = value.float()
         files.write_tensors(path, tensors)
 
     @staticmethod
     def load(path: Path) -> Reconstruction:
         tensors = files.read_tensors(path)
         try:
-            found = Reconstruction(tensors["images"], tensors["duals"], tensors["labels"], tensors.get("scores"))
+            found = Reconstruction(
+                tensors["images"],
+                tensors["duals"],
+                tensors["labels"],
+                scores=tensors.get("scores"),
+                pair_duals=tensors.get("pair_duals"),
+            )
         except KeyError as missing:
             raise CheckpointError(f"{path} has no tensor {missing}; is it a reconstruction?") from missing
         if not len(found.images) == len(found.duals) == len(found.labels):

@@ -20,7 +20,7 @@ from engram.errors import UnsupportedModelError
 from engram.targets.networks import DenseNetwork
 
 SUPPORTED = (
-    "fully-connected ReLU networks with one output (binary), weights as [out, in], "
+    "fully-connected ReLU networks with one output (binary, regression) or one a class, weights as [out, in], "
     "with or without biases, saved as a state_dict (.pt, .pth) or safetensors"
 )
 MAX_TENSORS = 256

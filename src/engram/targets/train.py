@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engram.errors import require
 from engram.loop import Budget, Observer, Snapshots, Solution, run
 from engram.targets.descent import GradientDescent, Recipe
 from engram.targets.gram import GramDescent
@@ -23,6 +24,17 @@ class Quality:
     loss: float
     accuracy: float
     smallest_margin: float
+
+
+def require_classes(classes: Sequence[str], task: Task) -> None:
+    """Every class is a label of the task: nothing is trained on labels that the task does not have."""
+    require(
+        len(classes) == task.label_count,
+        "data",
+        f"must have {task.label_count} classes for a {task.name} task",
+        list(classes),
+        "choose another label map with --labels, or --task multiclass",
+    )
 
 
 @torch.no_grad()

@@ -42,6 +42,8 @@ def test_layouts(tmp_path: Path, given: Array, expected: Array, floats: bool) ->
     (BYTES.astype(np.int64), LABELS, "images must be uint8 0..255 or floats in \\[0, 1\\], got int64"),
     (BYTES.astype(np.float64), LABELS, "float images must lie in \\[0, 1\\].*scale them"),
     (np.full((4, 2, 2), np.nan), LABELS, "float images must lie in \\[0, 1\\], got nan"),
+    (np.array([[1.0], [np.nan], [0], [0]]), LABELS, "vectors must be finite in float32"),
+    (np.full((4, 2), 1e300), LABELS, "vectors must be finite in float32"),
     (BYTES.transpose(0, 1, 3, 2), LABELS, "reshape them"),
     (BYTES, LABELS[:3], "4 images but 3 labels"),
     (BYTES, LABELS - 1, "labels must count classes 0, 1, ... below 10000, got -1..1"),
@@ -53,6 +55,13 @@ def test_layouts(tmp_path: Path, given: Array, expected: Array, floats: bool) ->
 def test_wrong_contents(tmp_path: Path, images: Array, labels: Array, message: str) -> None:
     with pytest.raises(DataError, match=message):
         load_npz(saved(tmp_path, images, labels))
+
+
+def test_vectors_keep_their_values(tmp_path: Path) -> None:
+    vectors = np.array([[-3.5, 20.0], [0.25, 1.0], [7.0, -1.0], [0.0, 0.0]])
+    loaded = load_npz(saved(tmp_path, vectors))
+    np.testing.assert_array_equal(loaded.images.numpy(), vectors)
+    assert loaded.shape == (2,)
 
 
 def test_objects_are_not_unpickled(tmp_path: Path) -> None:

@@ -39,14 +39,11 @@ def test_value_and_gradients_equal_autograd(sizes: tuple[int, ...], bias: BiasPo
     by_inputs, by_duals = torch.autograd.grad(expected, (inputs, duals))
 
     signs = Binary.signs(labels, torch.float64)
-    points, coefficients = inputs.detach(), duals.detach() * signs
-    done = run_pass(network, points, SLOPE)
-    left = {layer: parameters(network, layer) - explained(done, coefficients, layer) for layer in chosen}
+    done = run_pass(network, inputs.detach(), lambda _: (duals.detach() * signs)[:, None], SLOPE)
+    left = {layer: parameters(network, layer) - explained(done, layer) for layer in chosen}
     value = 0.3 * done.outputs.square().sum() + sum(shares[k] * left[k].square().sum() for k in chosen)
     by_residual = {layer: 2 * shares[layer] * left[layer] for layer in chosen}
-    found_inputs, found_coefficients = pull_back(
-        network, done, coefficients, SLOPE, by_residual, by_output=0.6 * done.outputs
-    )
+    found_inputs, found_coefficients = pull_back(network, done, SLOPE, by_residual, by_output=0.6 * done.outputs)
     torch.testing.assert_close(value, expected.detach(), rtol=0, atol=1e-10)
     torch.testing.assert_close(found_inputs, by_inputs, rtol=0, atol=1e-10)
-    torch.testing.assert_close(found_coefficients * signs, by_duals, rtol=0, atol=1e-10)
+    torch.testing.assert_close(found_coefficients.squeeze(1) * signs, by_duals, rtol=0, atol=1e-10)

@@ -21,9 +21,10 @@ _CURE = "write it with numpy.savez(path, images=..., labels=...)"
 
 
 def load_npz(path: Path) -> ImageSet:
-    """Read images [n, H, W], [n, H, W, C], [n, C, H, W] or [n, d] (bytes or floats in [0, 1]), labels [n].
+    """Read images [n, H, W], [n, H, W, C], [n, C, H, W] (bytes or floats in [0, 1]) or vectors [n, d], labels [n].
 
-    Four axes mean [n, C, H, W] when the second has 1 or 3 entries, else [n, H, W, C].
+    Vectors, such as table rows or embeddings, may be any finite floats; bytes count as pixels. Four axes mean
+    [n, C, H, W] when the second has 1 or 3 entries, else [n, H, W, C].
     """
     arrays = _read(path)
     images, labels = arrays["images"], arrays["labels"]
@@ -66,6 +67,10 @@ def _unit(path: Path, images: Array) -> Tensor:
         raise DataError(
             f"{path}: images must be uint8 0..255 or floats in [0, 1], got {images.dtype}; convert them"
         )
+    if images.ndim == 2:
+        if images.size and not np.abs(images).max() <= np.finfo(np.float32).max:  # said so that NaN fails it too
+            raise DataError(f"{path}: vectors must be finite in float32; remove or scale such values")
+        return torch.from_numpy(images.astype(np.float32))
     if images.size and not (images.min() >= 0 and images.max() <= 1):  # said so that NaN fails it too
         raise DataError(
             f"{path}: float images must lie in [0, 1], got {images.min()}..{images.max()}; "

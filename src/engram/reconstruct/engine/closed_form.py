@@ -1,17 +1,18 @@
 """Stationarity of a ReLU network and its gradients by matrix products only; no autograd graph.
 
-For candidates z_i with coefficients c_i = lambda_i y_i, layer l's residual is
+For candidates z_i whose stationarity sums c_ij grad Phi_j(z_i) over the outputs j (binary: c_i = lambda_i y_i),
+layer l's residual is
 
-    R_l = [W_l b_l] - sum_i c_i delta_{l,i} [h_{l-1,i}; 1]ᵀ
+    R_l = [W_l b_l] - sum_i delta_{l,i} [h_{l-1,i}; 1]ᵀ
 
-with h_0 = z, h_l = relu(a_l), a_l = W_l h_{l-1} + b_l, delta_L = 1 and delta_l = g_l * (W_{l+1}ᵀ delta_{l+1}),
+with h_0 = z, h_l = relu(a_l), a_l = W_l h_{l-1} + b_l, delta_L = c_i and delta_l = g_l * (W_{l+1}ᵀ delta_{l+1}),
 g_l = sigmoid(slope a_l). A bias is the coordinate of a constant 1; without a bias that column is left out.
 As in the papers, ReLU's derivative is the sigmoid wherever it appears.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -31,13 +32,18 @@ class Pass:
     arriving: list[Tensor]
     """W_{l+1}ᵀ delta_{l+1}: the signal that arrives above the hidden layer l."""
     signals: list[Tensor]
-    """delta_l."""
+    """delta_l, the coefficients included."""
     outputs: Tensor
-    """Phi(x_i), [m]."""
+    """Phi(x_i), [m, C]."""
 
 
-def run_pass(network: DenseNetwork, inputs: Tensor, slope: float) -> Pass:
-    """All activations, gates and backpropagated signals of a one-output network."""
+def run_pass(
+    network: DenseNetwork, inputs: Tensor, coefficients: Callable[[Tensor], Tensor], slope: float
+) -> Pass:
+    """All activations, gates and backpropagated signals for inputs [m, r].
+
+    `coefficients` maps the outputs Phi to c, both [m, C]: which outputs take part may depend on them.
+    """
     entering, gates = [], []
     hidden = inputs
     for layer, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):
@@ -46,17 +52,17 @@ def run_pass(network: DenseNetwork, inputs: Tensor, slope: float) -> Pass:
         if layer < len(network.weights) - 1:
             gates.append(torch.sigmoid(slope * pre))
             hidden = pre.clamp(min=0)
-    signals = [inputs.new_ones(len(inputs), 1)]
+    signals = [coefficients(pre)]
     arriving: list[Tensor] = []
     for gate, weight in zip(reversed(gates), reversed(network.weights[1:]), strict=True):
         arriving.insert(0, signals[0] @ weight)
         signals.insert(0, gate * arriving[0])
-    return Pass(entering, gates, arriving, signals, pre.squeeze(1))
+    return Pass(entering, gates, arriving, signals, pre)
 
 
-def explained(done: Pass, coefficients: Tensor, layer: int) -> Tensor:
-    """sum_i c_i delta_{l,i} [h_{l-1,i}; 1]ᵀ for layer 0, 1, ..., [out, in (+1)]."""
-    return (done.signals[layer] * coefficients[:, None]).T @ done.entering[layer]
+def explained(done: Pass, layer: int) -> Tensor:
+    """sum_i delta_{l,i} [h_{l-1,i}; 1]ᵀ for layer 0, 1, ..., [out, in (+1)]."""
+    return done.signals[layer].T @ done.entering[layer]
 
 
 def parameters(network: DenseNetwork, layer: int) -> Tensor:
@@ -68,44 +74,42 @@ def parameters(network: DenseNetwork, layer: int) -> Tensor:
 def pull_back(
     network: DenseNetwork,
     done: Pass,
-    coefficients: Tensor,
     slope: float,
     by_residual: Mapping[int, Tensor],
     by_output: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients by inputs [m, r] and coefficients [m] of a loss F(R_0, R_1, ...; Phi).
+    """Gradients by inputs [m, r] and coefficients [m, C] of a loss F(R_0, R_1, ...; Phi).
 
-    `by_residual` holds dF/dR_l for the layers that F looks at, `by_output` dF/dPhi [m].
+    `by_residual` holds dF/dR_l for the layers that F looks at, `by_output` dF/dPhi [m, C].
     """
     layers = range(len(network.weights))
-    # A term of dF/dR_l is -c_i times a product with delta on one side and [h; 1] on the other.
-    through = {layer: done.entering[layer] @ by_residual[layer].T for layer in by_residual}
-    by_coefficient = torch.zeros_like(coefficients)
-    for layer in by_residual:
-        by_coefficient -= (done.signals[layer] * through[layer]).sum(1)
-    # Up: how F depends on the signals delta_1, delta_2, ..., and through them on the gates.
+    # Up: how F depends on the signals delta_1, delta_2, ..., c, and through them on the gates.
     by_gate: list[Tensor] = []
     rising: Tensor | None = None
-    for layer in layers[:-1]:
-        by_signal = _added(rising, -coefficients[:, None] * through[layer] if layer in through else None)
+    for layer in layers:
+        direct = -(done.entering[layer] @ by_residual[layer].T) if layer in by_residual else None
+        by_signal = _added(rising, direct)
+        if layer == layers[-1]:
+            break
         if by_signal is None:
             by_gate.append(torch.zeros_like(done.gates[layer]))
             continue
         by_gate.append(by_signal * done.arriving[layer])
         rising = (by_signal * done.gates[layer]) @ network.weights[layer + 1].T
+    by_coefficients = torch.zeros_like(done.signals[-1]) if by_signal is None else by_signal
     # Down: how F depends on the pre-activations, and through them on the inputs.
-    falling = None if by_output is None else by_output[:, None]
+    falling = by_output
     for layer in reversed(layers):
         by_entering = None if falling is None else falling @ network.weights[layer]
         if layer in by_residual:
-            direct = -coefficients[:, None] * (done.signals[layer] @ by_residual[layer])
+            direct = -(done.signals[layer] @ by_residual[layer])
             by_entering = _added(by_entering, direct[:, : network.weights[layer].shape[1]])
         if layer > 0:
             gate = done.gates[layer - 1]
             bend = by_gate[layer - 1] * (slope * gate * (1 - gate))
             falling = _added(bend, None if by_entering is None else by_entering * gate)
     assert by_entering is not None, "the loss depends on no layer and no output"
-    return by_entering, by_coefficient
+    return by_entering, by_coefficients
 
 
 def _added(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -8,7 +8,7 @@ import torch
 
 from engram.attacker import AttackerView
 from engram.errors import ConfigError
-from engram.reconstruct.engine.closed_form import parameters, run_pass
+from engram.reconstruct.engine.closed_form import parameters
 from engram.reconstruct.engine.row_space import RowSpace, find_row_space
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.targets.networks import DenseNetwork
@@ -57,9 +57,9 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
     probe = latent_std * torch.randn(512, rank, generator=generator, dtype=torch.float64)
     probe = probe.to(device=inner.device, dtype=settings.torch_dtype)
     excited = torch.nn.functional.linear(probe, reduced.weights[0], reduced.biases[0])
-    outputs = run_pass(reduced, probe, slope=1.0).outputs
+    outputs = reduced(probe)
     candidates = settings.candidates or max(40, CANDIDATES_PER_DIRECTION * rank)
-    candidates += candidates % view.task.label_count
+    candidates += -candidates % view.task.label_count
     margin = MARGIN_PER_SPREAD * float(outputs.std().clamp(min=1e-12))
     norm = float(parameters(reduced, 0).square().sum())
     return Scales(

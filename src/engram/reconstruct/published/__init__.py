@@ -1,1 +1,1 @@
-"""The scheme of the papers, unchanged: any network, through autograd. The slow oracle."""
+"""The scheme of the papers, unchanged: any network and task, through autograd. The slow oracle."""

@@ -14,13 +14,15 @@ def residuals(
 ) -> dict[str, Tensor]:
     """What the candidates leave unexplained of every parameter tensor.
 
-    r_l = theta_l - (1/m) sum_i lambda_i d margin_i / d theta_l, with inputs [m, ...], labels [m], duals [m].
+    r_l = theta_l - (1/m) sum_i sum_k c_ik d Phi_k(x_i) / d theta_l, where the task makes c from the duals: for
+    classes sum_k c_ik Phi_k(x_i) = lambda_i margin_i. Inputs [m, ...], labels [m], duals as the task draws them.
     At a KKT point with its own samples and duals all of them are zero. The 1/m is that of the released runs:
     their lambda is m times the one of the paper's text.
     """
     params = {name: value.detach().requires_grad_() for name, value in network.params.items()}
-    margins = task.margins(network.with_params(params)(inputs, activation), labels)
-    gradients = torch.autograd.grad((duals * margins).mean(), list(params.values()), create_graph=True)
+    logits = network.with_params(params)(inputs, activation)
+    weighted = task.output_weights(labels, duals, logits) * logits
+    gradients = torch.autograd.grad(weighted.sum() / len(inputs), list(params.values()), create_graph=True)
     return {
         name: value.detach() - gradient for (name, value), gradient in zip(params.items(), gradients, strict=True)
     }
@@ -31,13 +33,12 @@ def stationarity_loss(residual_by_tensor: dict[str, Tensor]) -> Tensor:
     return torch.stack([residual.square().sum() for residual in residual_by_tensor.values()]).sum()
 
 
-def dual_loss(duals: Tensor, dual_floor: float, *, squared: bool) -> Tensor:
-    """L_lambda = sum_i max(lambda_min - lambda_i, 0), squared in the released runs.
+def dual_loss(shortfall: Tensor, *, squared: bool) -> Tensor:
+    """L_lambda = sum_i max(lambda_min - lambda_i, 0), squared in the released runs; the task gives the shortfall.
 
-    >>> dual_loss(torch.tensor([0.5, -1.0]), 0.5, squared=True)
+    >>> dual_loss(torch.tensor([0.0, 1.5]), squared=True)
     tensor(2.2500)
     """
-    shortfall = (dual_floor - duals).clamp(min=0)
     return (shortfall.square() if squared else shortfall).sum()
 
 

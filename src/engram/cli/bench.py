@@ -1,0 +1,158 @@
+"""`engram bench`: the published scheme and the engine side by side; with --steps, what a step costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from engram.cli.options import DataName, DataRoot, Labels, parse_seconds, progress_bar, share_bar
+from engram.cli.target import open_finished
+
+if TYPE_CHECKING:
+    from engram.attacker import AttackerView
+    from engram.bench.race import Race, RaceSettings
+    from engram.bench.ratio import Curve
+    from engram.targets.checkpoint import Card
+
+EXAMPLES = (
+    "Examples: engram bench -o runs/bench; engram bench runs/gate --published-seconds 300 -o runs/bench; "
+    "engram bench --data cifar10 -n 100 --budget 60s -o runs/bench100; engram bench --steps -o runs/bench"
+)
+INTERRUPTED = 130
+
+
+def bench(
+    model: Annotated[
+        Path | None,
+        typer.Argument(help="A directory of `engram train`; else a target is trained, by default the demo's."),
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Directory for numbers and plot.")] = Path("runs/bench"),
+    data: DataName = None,
+    labels: Labels = None,
+    n: Annotated[int | None, typer.Option("-n", min=1, help="Number of training images (50).")] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", help="Epochs of training (4000).")] = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate of training (0.02).")] = None,
+    data_root: DataRoot = None,
+    published_seconds: Annotated[
+        float | None, typer.Option("--published-seconds", help="Seconds for the published scheme (60).")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", help="Time that the engine plans with: 30s, 5m (30s).")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="Of the headline ratio: ncc>0.8 or ssim>0.4 (ncc>0.8).")
+    ] = None,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="Measure seconds a step and memory of the engine instead.")
+    ] = False,
+) -> None:
+    """Run the published scheme and the engine on the same weights: seconds a step, images over time, ratio.
+
+    Writes bench.json and bench.png, or with --steps steps.json. Ctrl-C keeps what was measured so far.
+    """
+    from engram.errors import ConfigError
+    from engram.files import prepare_directory
+
+    training = {"--data": data, "--labels": labels, "-n": n, "--epochs": epochs, "--lr": lr}
+    racing = {"--published-seconds": published_seconds, "--budget": budget, "--metric": metric}
+    foreign: dict[str, Any] = training | racing if steps else training if model is not None else {}
+    if steps and model is not None:
+        foreign["--data-root"] = data_root
+    if stray := [name for name, value in foreign.items() if value is not None]:
+        beside = "--steps" if steps else f"the finished target {model}"
+        raise ConfigError(f"{', '.join(stray)} does nothing beside {beside}; leave it out")
+    settings = _settings(published_seconds, budget, metric)
+    prepare_directory(out)
+    if steps:
+        from engram.cli.bench_steps import run_steps
+
+        is_whole = run_steps(model, out, data_root)
+    else:
+        view, card = open_finished(model) if model is not None else _train(training, data_root)
+        is_whole = _race(view, card, settings, out, data_root)
+    if not is_whole:
+        typer.echo("interrupted: only what was measured so far is written", err=True)
+        raise typer.Exit(INTERRUPTED)
+
+
+def _settings(published_seconds: float | None, budget: str | None, metric: str | None) -> RaceSettings:
+    from engram.bench.race import RaceSettings
+
+    given: dict[str, Any] = {"published_seconds": published_seconds, "metric": metric}
+    given["budget_seconds"] = None if budget is None else parse_seconds(budget)
+    return RaceSettings(**{name: value for name, value in given.items() if value is not None})
+
+
+def _train(chosen: dict[str, Any], root: Path | None) -> tuple[AttackerView, Card]:
+    """The demo's target, or one like it on other data."""
+    from dataclasses import replace
+
+    from engram.attacker import AttackerView
+    from engram.data.catalog import default_labels
+    from engram.experiments import gate
+    from engram.pipeline import build_target
+
+    given = {option.lstrip("-"): value for option, value in chosen.items() if value is not None}
+    choice = gate.DATA
+    if "data" in given:
+        choice = replace(choice, name=given["data"], labels=default_labels(given["data"]))
+    choice = replace(choice, **{name: given[name] for name in ("labels", "n") if name in given})
+    recipe = replace(gate.RECIPE, **{name: given[name] for name in ("epochs", "lr") if name in given})
+    inputs = choice.load(root, held_out=0).train.images[0].numel()
+    with progress_bar("training", recipe.epochs) as progress:
+        target = build_target(
+            choice, replace(gate.NETWORK, inputs=inputs), recipe, gate.TASK, root=root, observers=[progress]
+        )
+    assert target.card is not None
+    return AttackerView(target.network, target.card.input_shape, gate.TASK), target.card
+
+
+def _race(view: AttackerView, card: Card, settings: RaceSettings, out: Path, root: Path | None) -> bool:
+    """Run, write and show; whether the run was not cut short."""
+    from engram.bench.race import run_race
+    from engram.files import write_bytes, write_json
+
+    def keep(race: Race) -> None:
+        write_json(out / "bench.json", race.to_json())
+        write_bytes(out / "bench.png", race.figure())
+
+    data = card.data.load(root)
+    with share_bar("engine", "published") as progress:
+        race = run_race(view, data, settings, data_name=card.data.name, progress=progress, keep=keep)
+    keep(race)
+    _show(race)
+    typer.echo(f"wrote {out / 'bench.json'} and {out / 'bench.png'}")
+    return not race.is_interrupted
+
+
+def _show(race: Race) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from engram.bench.machine import busy_note
+    from engram.bench.race import METRICS
+
+    table = Table("scheme", "seconds a step", "steps", "seconds", *METRICS)
+    for name, one in (("published", race.published), ("engine", race.engine)):
+        if one is None:
+            continue
+        each = "-" if one.seconds_per_step is None else f"{one.seconds_per_step:.4f}"
+        best = [_best(one.curve(metric)) for metric in METRICS]
+        table.add_row(name, each, f"{one.steps:,}", f"{one.seconds:.1f}", *best)
+    console = Console()
+    console.print(table)
+    console.print("counts: images beyond held-out at the random start -> at the best moment")
+    headline = race.settings.metric
+    for metric in sorted(METRICS, key=lambda metric: metric != headline):
+        console.print(race.ratio(metric).sentence, style="bold" if metric == headline else None)
+    if race.published is not None and race.paper_run_seconds is not None:
+        whole, minutes = race.published.total_steps, race.paper_run_seconds / 60
+        console.print(f"computed, not measured: the authors' {whole:,} steps would take {minutes:.0f} min")
+    if (note := busy_note()) is not None:
+        console.print(f"note: {note}")
+
+
+def _best(curve: Curve) -> str:
+    return f"{curve[0][1]:g} -> {max(excess for _, excess in curve):g}" if curve else "-"

@@ -1,0 +1,132 @@
+"""How `engram inspect` shows what it found to a person."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from engram.inspection import Description, Examination, Verdict
+
+
+def show(description: Description, examination: Examination | None, verdict: Verdict) -> None:
+    """Tables and, last, the verdict."""
+    from rich.console import Console
+
+    console = Console()
+    console.print(_layers(description, examination))
+    console.print(f"{description.name}: {description.parameters:,} parameters, {description.dtype}")
+    kind = "homogeneous" if description.homogeneous else "not homogeneous (biases beyond the first layer)"
+    console.print(f"The network is {kind}; the attack can read it.")
+    console.print(_facts("from the weights alone", _weights_facts(description)))
+    if examination is not None:
+        console.print(_facts(f"with {len(examination.margins)} training samples", _sample_facts(examination)))
+    console.print(verdict.sentence, style="bold")
+
+
+def write_figure(path: Path, description: Description, examination: Examination | None, *, title: str) -> None:
+    """The spectrum, and with samples their ceiling, margins and duals."""
+    from engram.files import write_bytes
+    from engram.inspection.ceiling import RECOGNISED
+    from engram.report.inspection import SamplesPanel, SpectrumPanel, inspection_figure
+
+    spectrum, samples = description.spectrum, None
+    if examination is not None:
+        ceiling = examination.ceiling
+        is_image = ceiling.ssim is not None
+        samples = SamplesPanel(
+            ceiling=ceiling.share if ceiling.ssim is None else ceiling.ssim,
+            ceiling_name="SSIM to the sample" if is_image else "share of the sample's energy",
+            good=RECOGNISED if is_image else None,
+            margins=examination.margins,
+            duals=examination.kkt.duals,
+        )
+    panel = SpectrumPanel(spectrum.values, spectrum.rank, spectrum.edge, spectrum.threshold)
+    write_bytes(path, inspection_figure(panel, samples, title=title))
+
+
+def _layers(description: Description, examination: Examination | None) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    # Narrow enough for a terminal of 80 columns: headers break, values never do.
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False)
+    gaps = [] if examination is None else ["KKT\ngap", "own\nduals"]
+    for header in ("layer", "weight", "norm", "largest\ns.v.", "bias\nnorm", "noise\nstd", "noise\nshare", *gaps):
+        table.add_column(header, no_wrap=True)
+    for index, layer in enumerate(description.layers):
+        noise = layer.noise
+        cells = [
+            layer.name,
+            f"{layer.outputs} x {layer.inputs}",
+            f"{layer.norm:.4g}",
+            f"{layer.largest_singular_value:.4g}",
+            "none" if layer.bias_norm is None else f"{layer.bias_norm:.4g}",
+            "unknown" if noise is None else f"{noise.std:.3g}",
+            "unknown" if noise is None else f"{noise.share:.1%}",
+        ]
+        if examination is not None:
+            gap = examination.kkt.layers[index]
+            cells += [f"{gap.gap:.3f}", f"{gap.own_gap:.3f}"]
+        table.add_row(*cells)
+    return table
+
+
+def _facts(title: str, facts: dict[str, str]) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_header=False)
+    for name, value in facts.items():
+        table.add_row(name, value)
+    return table
+
+
+def _weights_facts(description: Description) -> dict[str, str]:
+    spectrum, counts, margin = description.spectrum, description.equations, description.margin
+    whole = f"{counts.equations:,} parameters; "
+    space = f"{counts.row_space_equations:,} equations; "
+    if counts.samples is None:
+        whole += f"as many as the input values of {counts.most_samples:,} samples"
+        space += f"as many as the unknowns of {counts.row_space_most_samples:,} samples"
+    else:
+        whole += f"{counts.unknowns:,} input values of {counts.samples:,} samples"
+        space += f"{counts.row_space_unknowns:,} unknowns of {counts.samples:,} samples"
+    edge = "in all (the layer is too small to tell its noise)"
+    if spectrum.edge is not None:
+        edge = f"above {spectrum.threshold:.3g} (noise ends at {spectrum.edge:.3g})"
+    return {
+        "row space": f"{spectrum.rank} directions {edge}",
+        "equations, all layers": whole,
+        "equations, row space": space,
+        "margin": "unknown"
+        if margin is None
+        else f"about {margin.margin:.3g}; duals sum to {margin.sum_of_duals:.3g}",
+    }
+
+
+def _sample_facts(found: Examination) -> dict[str, str]:
+    margins, duals, ceiling = found.margins, found.kkt, found.ceiling
+    n = len(margins)
+    facts = {
+        "fit": f"loss {found.loss:.3g}, accuracy {found.accuracy:.1%}",
+        "margins": f"{float(margins.min()):.3g} to {float(margins.max()):.3g}, median "
+        f"{float(margins.quantile(0.5)):.3g}; {found.on_margin} within 15 % of the smallest positive one",
+        "support vectors": f"{int(duals.support.sum())} of {n}"
+        + ("" if duals.margin is None else f"; their duals say a margin of {duals.margin:.3g}"),
+        "ceiling": f"{float(ceiling.share.quantile(0.5)):.1%} of the median sample's energy is in the row space",
+    }
+    if ceiling.ssim is not None:
+        facts["ceiling"] = (
+            f"SSIM above 0.4 for {ceiling.recognisable} of {n} (by the mean image alone "
+            f"{ceiling.recognisable_by_mean}); median {float(ceiling.ssim.quantile(0.5)):.3f}"
+        )
+    unseen, own = found.held_out_boundaries, found.boundaries.double()
+    facts["neuron boundaries"] = f"a sample lies on {float(own.mean()):.1f} on average" + (
+        ""
+        if unseen is None
+        else f", a held-out one on {float(unseen.double().mean()):.1f}; "
+        f"{found.beyond_held_out} of {n} on more than any held-out one"
+    )
+    return facts

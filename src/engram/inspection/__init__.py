@@ -1,0 +1,38 @@
+"""Inspection: is a model in reach, before any attack?
+
+    AttackerView -> describe -> Description       what a stranger sees: layers, noise, row space, equations, margin
+    Description + samples -> examine -> Examination   the owner's side: margins, KKT gap, ceiling, boundaries
+    both -> judge -> Verdict                      one sentence that says what decides it
+
+`examine` reads training samples, so it is *oracle*; no attack imports this package.
+"""
+
+from engram.inspection.ceiling import Ceiling, boundaries, ceiling
+from engram.inspection.describe import Description, describe
+from engram.inspection.equations import Equations, count_equations
+from engram.inspection.examine import Examination, examine
+from engram.inspection.kkt import KKT, kkt
+from engram.inspection.record import inspection_record
+from engram.inspection.spectrum import Noise, Spectrum, remaining_noise, spectrum
+from engram.inspection.verdict import Verdict, judge
+
+__all__ = [
+    "KKT",
+    "Ceiling",
+    "Description",
+    "Equations",
+    "Examination",
+    "Noise",
+    "Spectrum",
+    "Verdict",
+    "boundaries",
+    "ceiling",
+    "count_equations",
+    "describe",
+    "examine",
+    "inspection_record",
+    "judge",
+    "kkt",
+    "remaining_noise",
+    "spectrum",
+]

@@ -1,0 +1,140 @@
+"""Multiclass: one output a class, in the two forms of stationarity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engram.errors import require
+from engram.task.protocol import OneDual
+
+
+@dataclass(frozen=True)
+class Multiclass(OneDual):
+    """C classes, C outputs, cross-entropy; one dual a sample, which acts between its class and the runner-up.
+
+    Stationarity as Buzaglo et al. 2023 solve it, Eq. (12):
+    theta = sum_i lambda_i d (Phi_{y_i}(x_i) - max_{j != y_i} Phi_j(x_i)) / d theta.
+
+    >>> logits = torch.tensor([[5.0, 1.0, 3.0], [0.0, 0.0, 4.0]])
+    >>> Multiclass(3).margins(logits, torch.tensor([0, 1]))
+    tensor([ 2., -4.])
+    >>> Multiclass(4).loss(torch.zeros(2, 4), torch.tensor([0, 3]))  # log 4
+    tensor(1.3863)
+    """
+
+    classes: int
+
+    def __post_init__(self) -> None:
+        require(
+            self.classes >= 2,
+            "classes",
+            "must be at least 2, one output each",
+            self.classes,
+            "a network with one output is binary",
+        )
+
+    @property
+    def name(self) -> str:
+        return "multiclass"
+
+    @property
+    def outputs(self) -> int:
+        return self.classes
+
+    @property
+    def label_count(self) -> int:
+        return self.classes
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """mean_i log sum_j exp(Phi_j(x_i) - Phi_{y_i}(x_i))."""
+        return torch.nn.functional.cross_entropy(logits, labels)
+
+    def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self.margins(logits, labels) > 0
+
+    def margins(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Phi_{y_i}(x_i) - max_{j != y_i} Phi_j(x_i)."""
+        pair = torch.stack([labels, runner_up(logits, labels)], 1)
+        own, best_other = logits.gather(1, pair).unbind(1)
+        return own - best_other
+
+    def output_weights(self, labels: Tensor, duals: Tensor, logits: Tensor) -> Tensor:
+        """c_i = lambda_i (e_{y_i} - e_{runner-up of i}), [m, C].
+
+        >>> logits = torch.tensor([[5.0, 1.0, 3.0], [0.0, 0.0, 4.0]])
+        >>> Multiclass(3).output_weights(torch.tensor([0, 2]), torch.tensor([2.0, 3.0]), logits)
+        tensor([[ 2.,  0., -2.],
+                [-3.,  0.,  3.]])
+        """
+        return duals[:, None] * self.sides(labels, duals, logits)
+
+    def sides(self, labels: Tensor, duals: Tensor, logits: Tensor) -> Tensor:
+        """s_i = e_{y_i} - e_{runner-up of i}, [m, C]."""
+        one_hot = torch.nn.functional.one_hot
+        return (one_hot(labels, self.classes) - one_hot(runner_up(logits, labels), self.classes)).to(logits.dtype)
+
+
+@dataclass(frozen=True)
+class MulticlassPairs(Multiclass):
+    """The same task with a dual for each pair of a sample and another class: the whole KKT condition.
+
+    theta = sum_i sum_{j != y_i} lambda_ij d (Phi_{y_i}(x_i) - Phi_j(x_i)) / d theta, lambda_ij >= 0. It holds at a
+    KKT point of the maximum margin, and exactly at a stationary point of cross-entropy with weight decay w, where
+    lambda_ij = softmax_j(x_i) / (n w). Duals [m, C]; the column of the own class is zero and stays so.
+    """
+
+    @property
+    def name(self) -> str:
+        return "multiclass:pairs"
+
+    def output_weights(self, labels: Tensor, duals: Tensor, logits: Tensor) -> Tensor:
+        """c_i = sum_{j != y_i} lambda_ij (e_{y_i} - e_j), [m, C].
+
+        >>> duals = torch.tensor([[0.0, 1.0, 2.0]])
+        >>> MulticlassPairs(3).output_weights(torch.tensor([0]), duals, torch.zeros(1, 3))
+        tensor([[ 3., -1., -2.]])
+        """
+        others = self._others(labels, duals)
+        return torch.where(self._is_own(labels), others.sum(1, keepdim=True), -others)
+
+    def draw_duals(self, labels: Tensor, generator: torch.Generator) -> Tensor:
+        """lambda_ij ~ U(0, 1) / (C - 1): a sample's duals add up to as much as in the other form."""
+        drawn = torch.rand(len(labels), self.classes, generator=generator, dtype=torch.float64)
+        return self._others(labels.cpu(), drawn / (self.classes - 1))
+
+    def equal_duals(self, labels: Tensor, size: float) -> Tensor:
+        """lambda_ij = size / (C - 1)."""
+        whole = torch.full((len(labels), self.classes), size / (self.classes - 1), dtype=torch.float64)
+        return self._others(labels.cpu(), whole)
+
+    def dual_shortfall(self, labels: Tensor, duals: Tensor, floor: float) -> Tensor:
+        """No pair below zero, and no sample's sum below the floor, [m, C + 1].
+
+        >>> duals = torch.tensor([[0.0, -1.0, 1.5]])
+        >>> MulticlassPairs(3).dual_shortfall(torch.tensor([0]), duals, 0.75)
+        tensor([[0.0000, 1.0000, 0.0000, 0.2500]])
+        """
+        others = self._others(labels, duals)
+        return torch.cat([0 - others, floor - others.sum(1, keepdim=True)], 1).clamp(min=0)
+
+    def sample_duals(self, duals: Tensor) -> Tensor:
+        """sum_j lambda_ij."""
+        return duals.sum(1)
+
+    def _is_own(self, labels: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(labels, self.classes).bool()
+
+    def _others(self, labels: Tensor, duals: Tensor) -> Tensor:
+        return duals.masked_fill(self._is_own(labels), 0)
+
+
+def runner_up(logits: Tensor, labels: Tensor) -> Tensor:
+    """The strongest class other than the own one, [m]; no gradient flows through the choice.
+
+    >>> runner_up(torch.tensor([[5.0, 1.0, 3.0]]), torch.tensor([0]))
+    tensor([2])
+    """
+    return logits.detach().scatter(1, labels[:, None], -torch.inf).argmax(1)

@@ -1,0 +1,96 @@
+"""What every task answers, for training, for the attack and for scoring."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Task(Protocol):
+    """The meaning of a network's outputs.
+
+    Duals are what an attack multiplies the samples' gradients with: one a sample, [m], or, for a task with
+    several constraints a sample, [m, outputs]. The attack passes them through without looking inside.
+    """
+
+    @property
+    def name(self) -> str:
+        """As the command line and the cards spell it."""
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs the network has."""
+
+    @property
+    def label_count(self) -> int:
+        """Labels are the integers below this."""
+
+    @property
+    def has_signed_duals(self) -> bool:
+        """Whether duals may have either sign, so that no floor can hold them up."""
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Mean training loss; logits [n, outputs], labels [n]."""
+
+    def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Which samples are classified as labelled, [n] bool."""
+
+    def margins(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """How far each sample is on the right side, [n]."""
+
+    def output_weights(self, labels: Tensor, duals: Tensor, logits: Tensor) -> Tensor:
+        """The rows c_i that turn stationarity into plain backpropagation, [m, outputs].
+
+        Stationarity is theta = sum_i sum_k c_ik d Phi_k(x_i) / d theta: backpropagate row c_i from the outputs
+        of sample i. c is linear in the duals and differentiable by them; logits [m, outputs] only choose which
+        outputs take part (a choice that is constant but for ties), and no gradient flows into them.
+        """
+
+    def sides(self, labels: Tensor, duals: Tensor, logits: Tensor) -> Tensor:
+        """The rows s_i with margin_i = sum_k s_ik Phi_k(x_i), [m, outputs]; logits as in `output_weights`."""
+
+    def draw_duals(self, labels: Tensor, generator: torch.Generator) -> Tensor:
+        """Duals to start from, drawn on the CPU in float64."""
+
+    def equal_duals(self, labels: Tensor, size: float) -> Tensor:
+        """Duals under which every sample counts `size`, on the CPU in float64."""
+
+    def dual_shortfall(self, labels: Tensor, duals: Tensor, floor: float) -> Tensor:
+        """By how much duals fall below what they must be, entry by entry, none negative."""
+
+    def sample_duals(self, duals: Tensor) -> Tensor:
+        """How much each sample counts, [m]."""
+
+    def sample_labels(self, labels: Tensor, duals: Tensor) -> Tensor:
+        """The labels that candidates have in the end, [m]."""
+
+
+class OneDual:
+    """One dual a sample, which must not be negative: lambda_i >= 0, in the papers' scheme >= lambda_min."""
+
+    @property
+    def has_signed_duals(self) -> bool:
+        return False
+
+    def draw_duals(self, labels: Tensor, generator: torch.Generator) -> Tensor:
+        """lambda_i ~ U(0, 1)."""
+        return torch.rand(len(labels), generator=generator, dtype=torch.float64)
+
+    def equal_duals(self, labels: Tensor, size: float) -> Tensor:
+        return torch.full((len(labels),), size, dtype=torch.float64)
+
+    def dual_shortfall(self, labels: Tensor, duals: Tensor, floor: float) -> Tensor:
+        """max(floor - lambda_i, 0), [m].
+
+        >>> OneDual().dual_shortfall(torch.tensor([0, 1]), torch.tensor([0.25, 1.0]), 0.5)
+        tensor([0.2500, 0.0000])
+        """
+        return (floor - duals).clamp(min=0)
+
+    def sample_duals(self, duals: Tensor) -> Tensor:
+        return duals
+
+    def sample_labels(self, labels: Tensor, duals: Tensor) -> Tensor:
+        return labels
