@@ -21,7 +21,7 @@ from engram.reconstruct.engine.solver import Engine
 from engram.targets.descent import Recipe
 from engram.targets.networks import DenseNetwork
 from engram.targets.spec import MLPSpec
-from engram.task import Binary
+from engram.task import Binary, task_named
 
 FACES = DataChoice(name="faces", labels="gate", n=20)
 SHAPE = (1, 25, 25)
@@ -51,6 +51,20 @@ def test_recovers_memorised_faces_and_knows_which(memorised: DenseNetwork) -> No
     likeness = ncc(found.images, data.train.images - data.mean).amax(1)
     assert int((likeness[:5] > 0.8).sum()) >= 4, "the most confident candidates are real faces"
     assert float(likeness[:10].mean()) > float(likeness[-10:].mean()) + 0.2
+
+
+@pytest.mark.parametrize("name", ["multiclass", "multiclass:pairs", "regression:huber"])
+def test_recovers_faces_from_every_task(name: str) -> None:
+    """Two outputs, all pairs, or targets -1 and +1 with weight decay: the same images come back."""
+    task = task_named(name, 2)
+    spec = MLPSpec(inputs=625, widths=(200, 200), outputs=task.outputs)
+    recipe = Recipe(lr=0.2, epochs=800, weight_decay=1e-3 if "regression" in name else 0.0)
+    network = build_target(FACES, spec, recipe, task).network
+    engine = Engine(AttackerView(network, SHAPE, task), EngineSettings(steps=150, restarts=2, prior=1.6))
+    found = engine.reconstruction(run(engine, Budget(steps=engine.total_steps)).state)
+    counts = {row.threshold.text: row for row in compare(found, FACES.load()).counts}
+    assert counts["ncc>0.8"].train >= 5
+    assert counts["ncc>0.8"].held_out == 0
 
 
 def test_an_untrained_network_gives_nothing() -> None:
