@@ -109,21 +109,21 @@ def test_candidates_that_explain_nothing_have_loss_one(memorised: DenseNetwork) 
 
 def test_the_prior_is_chosen_by_neurons_that_were_left_out(memorised: DenseNetwork) -> None:
     engine = _engine(memorised, steps=320, restarts=1)
-    solution = run(engine, Budget(steps=5 * 80))
+    solution = run(engine, Budget(steps=4 * 80))
     judged = solution.state["left_unexplained"]
     assert bool(judged.isfinite().all())
     assert float(judged.max()) > 1.05 * float(judged.min()), "the strengths differ in what they predict"
     assert engine._prior(solution.state, Phase(is_trial=False, index=0, step=0, length=1)) == choose_prior(judged)
 
 
-@pytest.mark.parametrize("stop", [7, 73, 148], ids=["first trial", "last trial", "second restart"])
+@pytest.mark.parametrize("stop", [7, 55, 130], ids=["first trial", "last trial", "second restart"])
 def test_resumed_anywhere_ends_bit_identical(memorised: DenseNetwork, tmp_path: Path, stop: int) -> None:
-    settings: dict[str, object] = {"steps": 60, "restarts": 2, "candidates": 20}  # 5 x 15 + 2 x 60 steps
-    whole = run(_engine(memorised, **settings), Budget(steps=195)).state
+    settings: dict[str, object] = {"steps": 60, "restarts": 2, "candidates": 20}  # 4 x 15 + 2 x 60 steps
+    whole = run(_engine(memorised, **settings), Budget(steps=180)).state
     snapshots = Snapshots(path=tmp_path / "s")
     run(_engine(memorised, **settings), Budget(steps=stop), snapshots=snapshots).require_finite()
     assert snapshots.path.exists()
-    resumed = run(_engine(memorised, **settings), Budget(steps=195), snapshots=snapshots, resume=True).state
+    resumed = run(_engine(memorised, **settings), Budget(steps=180), snapshots=snapshots, resume=True).state
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 

@@ -19,8 +19,8 @@ SOFTNESS = 10.0
 """Gates are soft over a tenth of the pre-activations' spread on natural inputs."""
 MARGIN_PER_SPREAD = 2.0
 """Margins of memorised samples lie at about twice the outputs' spread on random inputs in the row space."""
-CANDIDATES_PER_DIRECTION = 4
-"""More training samples than directions of the row space share them; four a direction leave room."""
+CANDIDATES_PER_DIRECTION = 3
+"""More training samples than directions of the row space share them; three a direction leave room."""
 
 
 @dataclass(frozen=True, eq=False)
