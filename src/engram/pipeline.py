@@ -62,7 +62,9 @@ def build_target(
     observed, snapshots = list(observers), None
     if directory is not None:
         snapshots = _prepared(directory, resume, snapshot_every)
-        observed.append(MetricsLog(RunDirectory(directory).metrics, every=max(1, recipe.epochs // 1000)))
+        # along the flow a hundredth of the epochs is the rule, and the bound of a million says nothing
+        every = 10 if recipe.flow is not None else max(1, recipe.epochs // 1000)
+        observed.append(MetricsLog(RunDirectory(directory).metrics, every=every))
     network, solution = train(
         spec,
         recipe,

@@ -77,7 +77,8 @@ USUAL = Plan(
 )
 _MNIST: dict[str, Any] = {"data": {"name": "mnist", "labels": "odd-even"}, "network": {"inputs": 784}}
 _STANDARD = {"first_layer_std": None}
-_DECAYS = ("1e-5", "5e-5", "1e-4", "5e-4", "1e-3", "2e-3", "5e-3", "1e-2", "2e-2", "3e-2", "5e-2", "1e-1")
+# the paper prints no values; twelve from 1e-5 to 1e-1, about evenly spaced in the logarithm
+_DECAYS = ("1e-5", "2e-5", "5e-5", "1e-4", "3e-4", "7e-4", "1e-3", "3e-3", "8e-3", "2e-2", "4e-2", "1e-1")
 
 
 def _classes(count: int, n: int) -> _Row:
