@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engram.task.protocol import OneDual
+from engram.task.protocol import OneDual, log_mean_softplus
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,9 @@ class Binary(OneDual):
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """mean_i log(1 + exp(-y_i Phi(x_i)))."""
         return torch.nn.functional.softplus(-self.margins(logits, labels)).mean()
+
+    def log_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return log_mean_softplus(-self.margins(logits, labels))
 
     def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
         return self.margins(logits, labels) > 0

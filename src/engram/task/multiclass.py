@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engram.errors import require
-from engram.task.protocol import OneDual
+from engram.task.protocol import OneDual, log_mean_softplus
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,12 @@ class Multiclass(OneDual):
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """mean_i log sum_j exp(Phi_j(x_i) - Phi_{y_i}(x_i))."""
         return torch.nn.functional.cross_entropy(logits, labels)
+
+    def log_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """With a_i = log sum_{j != y_i} exp(Phi_j(x_i) - Phi_{y_i}(x_i)) the loss is mean_i log(1 + exp(a_i))."""
+        own = logits.gather(1, labels[:, None])
+        others = (logits - own).scatter(1, labels[:, None], -torch.inf)
+        return log_mean_softplus(others.logsumexp(1))
 
     def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
         return self.margins(logits, labels) > 0

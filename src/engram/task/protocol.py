@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -34,6 +35,9 @@ class Task(Protocol):
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Mean training loss; logits [n, outputs], labels [n]."""
 
+    def log_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """log of the loss, right where the loss itself would vanish in floating point."""
+
     def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Which samples are classified as labelled, [n] bool."""
 
@@ -65,6 +69,17 @@ class Task(Protocol):
 
     def sample_labels(self, labels: Tensor, duals: Tensor) -> Tensor:
         """The labels that candidates have in the end, [m]."""
+
+
+def log_mean_softplus(excess: Tensor) -> Tensor:
+    """log mean_i log(1 + exp(a_i)) for a [n], without underflow: log(1 + exp(a)) is exp(a) to float64 below -40.
+
+    >>> float(log_mean_softplus(torch.tensor([-2000.0, -2000.0])))
+    -2000.0
+    """
+    # both branches of `where` are differentiated, so each gets inputs at which it is finite
+    moderate = torch.nn.functional.softplus(excess.clamp(min=-40)).log()
+    return (torch.where(excess < -40, excess, moderate)).logsumexp(0) - math.log(len(excess))
 
 
 class OneDual:

@@ -67,6 +67,9 @@ class Regression:
             return torch.nn.functional.huber_loss(difference, torch.zeros_like(difference))
         return difference.abs().pow(self.power).mean()
 
+    def log_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self.loss(logits, labels).log()
+
     def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The output has the target's sign."""
         return self.margins(logits, labels) > 0
