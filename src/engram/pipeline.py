@@ -29,15 +29,15 @@ from engram.reconstruct.candidates import Reconstruction
 from engram.runs import MetricsLog, RunDirectory, versions
 from engram.targets.checkpoint import Card, Target, save_target
 from engram.targets.descent import Recipe
-from engram.targets.networks import DenseNetwork
-from engram.targets.spec import MLPSpec
+from engram.targets.networks import N, Network
+from engram.targets.spec import Spec
 from engram.targets.train import Quality, measure, require_classes, train
 from engram.task import Task
 
 
 def build_target(
     choice: DataChoice,
-    spec: MLPSpec,
+    spec: Spec[N],
     recipe: Recipe,
     task: Task,
     *,
@@ -47,7 +47,7 @@ def build_target(
     resume: bool = False,
     snapshot_every: float = 20.0,
     observers: Sequence[Observer] = (),
-) -> Target:
+) -> Target[N]:
     """Train a network on the chosen images and measure it on images that it never saw."""
     data = choice.load(root)
     require_classes(data.train.classes, task)
@@ -78,7 +78,7 @@ def build_target(
     trained = quality(data.train)
     assert trained is not None
     card = Card(
-        network=spec,
+        network=spec,  # type: ignore[arg-type]  # a Spec is one of these two
         task=task.name,
         input_shape=data.train.shape,
         recipe=recipe,
@@ -129,7 +129,7 @@ def compare(
     found: Reconstruction,
     data: Split,
     *,
-    network: DenseNetwork | None = None,
+    network: Network | None = None,
     protocol: ScoringProtocol | None = None,
     assignment: Assignment = "nearest",
     seed: int = 0,

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from engram.cli.inspect_tables import show, write_figure
-from engram.cli.options import Classes, DataName, DataRoot, InputShape, Labels, TaskName, named_data
-from engram.cli.target import attacker_view
+from engram.cli.options import Arch, Classes, DataName, DataRoot, InputShape, Labels, TaskName, named_data
+from engram.cli.target import attacker_view, opened
 
 if TYPE_CHECKING:
     from engram.data.choice import DataChoice
     from engram.inspection.progress import Progress
     from engram.targets.checkpoint import Target
+    from engram.targets.networks import Network
     from engram.task import Task
 
 EXAMPLES = (
@@ -28,9 +29,10 @@ EXAMPLES = (
 
 def inspect(
     model: Annotated[
-        Path, typer.Argument(help="A directory of `engram train`, or a .pt, .pth or .safetensors file.")
+        Path, typer.Argument(help="A directory of `engram train`, or a .pt, .pth, .pt2 or .safetensors file.")
     ],
     input_shape: InputShape = None,
+    arch: Arch = None,
     task: TaskName = None,
     data: DataName = None,
     n: Annotated[
@@ -61,11 +63,11 @@ def inspect(
     """
     from engram.errors import require
     from engram.inspection import describe, examine, inspection_record, judge
-    from engram.targets.checkpoint import open_target
+    from engram.targets.networks import DenseNetwork
 
     require(plot is None or plot.suffix == ".png", "--plot", "must end in .png", str(plot))
-    target = open_target(model)
-    view = attacker_view(target, model, input_shape, task)
+    target = opened(model, arch, input_shape)
+    view = attacker_view(target, model, input_shape, task).narrowed(DenseNetwork)
     choice = _chosen(target, view.task, data, n, labels, classes, data_seed, with_data)
     split = None if choice is None else choice.load(data_root)
     samples = n if choice is None else choice.n
@@ -96,7 +98,7 @@ def inspect(
 
 
 def _chosen(
-    target: Target,
+    target: Target[Network],
     task: Task,
     data: str | None,
     n: int | None,

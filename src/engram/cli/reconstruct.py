@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli.options import (
+    Arch,
     Device,
     InputShape,
     Resume,
@@ -18,7 +19,7 @@ from engram.cli.options import (
     progress_bar,
 )
 from engram.cli.published import published_scheme
-from engram.cli.target import attacker_view
+from engram.cli.target import attacker_view, opened
 
 if TYPE_CHECKING:
     from engram.attacker import AttackerView
@@ -34,10 +35,11 @@ ENGINE, PUBLISHED = "engine only", "haim2022 and buzaglo2023 only"
 
 def reconstruct(
     model: Annotated[
-        Path, typer.Argument(help="A directory of `engram train`, or a .pt, .pth or .safetensors file.")
+        Path, typer.Argument(help="A directory of `engram train`, or a .pt, .pth, .pt2 or .safetensors file.")
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory of the run.")],
     input_shape: InputShape = None,
+    arch: Arch = None,
     task: TaskName = None,
     recipe: Annotated[
         str,
@@ -101,7 +103,7 @@ def reconstruct(
     from engram.errors import ConfigError
     from engram.pipeline import attack
     from engram.runs import RunDirectory, check_recipe
-    from engram.targets.checkpoint import open_target
+    from engram.targets.networks import DenseNetwork
 
     common = {"candidates": candidates, "steps": steps, "seed": seed, "dtype": dtype}
     engine = {"restarts": restarts, "prior": _prior(prior)}
@@ -119,7 +121,7 @@ def reconstruct(
     foreign = published if recipe == "engine" else engine
     if stray := [f"--{name.replace('_', '-')}" for name, value in foreign.items() if value is not None]:
         raise ConfigError(f"{', '.join(stray)} does nothing with --recipe {recipe}; leave it out")
-    target = open_target(model)
+    target = opened(model, arch, input_shape)
     view = attacker_view(target, model, input_shape, task)
     view = replace(view, network=view.network.to(device=check_device(device)))
     seconds = None if budget is None else parse_seconds(budget)
@@ -131,7 +133,7 @@ def reconstruct(
             raise ConfigError(
                 f"--recipe engine reads binary tasks, not {view.task.name}; use --recipe buzaglo2023"
             )
-        scheme = _engine(view, common | engine, seconds, resumed)
+        scheme = _engine(view.narrowed(DenseNetwork), common | engine, seconds, resumed)
     else:
         scheme = published_scheme(view, recipe, common | published)
     with progress_bar("reconstructing", scheme.total_steps) as progress:

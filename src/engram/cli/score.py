@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from engram.data.choice import DataChoice
     from engram.data.sampling import Split
     from engram.matching import ScoreReport, ScoringProtocol
-    from engram.targets.networks import DenseNetwork
+    from engram.targets.networks import Network
 
 EXAMPLES = (
     "Examples: engram score runs/audit --data cifar10 -n 500; "
@@ -117,7 +117,7 @@ def write_pairs(path: Path, report: ScoreReport, split: Split, best: int) -> Non
 
 def _data_choice(
     run: Path, data: str | None, n: int | None, labels: str | None, seed: int | None, classes: int | None
-) -> tuple[DataChoice, DenseNetwork | None]:
+) -> tuple[DataChoice, Network | None]:
     """The data named by the options, else by the card of the model that the run attacked."""
     from engram.errors import ConfigError, EngramError
     from engram.runs import read_record

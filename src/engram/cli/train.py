@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,11 +20,16 @@ from engram.cli.options import (
     progress_bar,
 )
 
+if TYPE_CHECKING:
+    from engram.targets.spec import ConvSpec, MLPSpec
+
 EXAMPLES = (
     "Examples: engram train --data faces --labels gate -n 50 --epochs 4000 --lr 0.02 -o runs/gate; "
     "engram train --data cifar10 -n 500 --epochs 10000 -o runs/cifar500; "
     "engram train --data cifar10 --task multiclass --classes 5 -n 500 --lr 0.5 --epochs 10000 -o runs/five; "
-    "engram train --data cifar10 --task regression:l2 -n 300 --init standard --weight-decay 7.5e-4 -o runs/l2"
+    "engram train --data cifar10 --task regression:l2 -n 300 --init standard --weight-decay 7.5e-4 -o runs/l2; "
+    "engram train --data cifar10 -n 50 --arch 'conv3x32 relu flatten 1000 relu 1' --init standard "
+    "--weight-decay 1e-3 --lr 0.1 --epochs 5000 -o runs/conv"
 )
 
 
@@ -39,7 +44,18 @@ def train(
     data_seed: Annotated[
         int | None, typer.Option("--data-seed", help="Choose images at random; else the first of each class.")
     ] = None,
-    widths: Annotated[str, typer.Option("--widths", help="Hidden layers, e.g. 1000,1000.")] = "1000,1000",
+    widths: Annotated[
+        str | None, typer.Option("--widths", help="Hidden layers; 1000,1000 where nothing is said.")
+    ] = None,
+    arch: Annotated[
+        str | None,
+        typer.Option(
+            "--arch",
+            metavar="LAYERS",
+            help="A network with convolutions instead, e.g. 'conv3x32 relu flatten 1000 relu 1': "
+            "conv{k}x{channels}[s{stride}][p{padding}], relu, avgpool{k}, flatten, {width}.",
+        ),
+    ] = None,
     bias: Annotated[
         str, typer.Option("--bias", help="Which hidden layers have biases: first, all, none.")
     ] = "first",
@@ -65,19 +81,16 @@ def train(
     resume: Resume = False,
     snapshot_every: SnapshotEvery = 20.0,
 ) -> None:
-    """Train a fully-connected ReLU network as the papers do and write it with its card."""
+    """Train a ReLU network, fully-connected or with convolutions, as the papers do and write it with its card."""
     from engram.data.catalog import default_labels
     from engram.data.choice import DataChoice
     from engram.errors import ConfigError
     from engram.pipeline import build_target
     from engram.targets.descent import Recipe
-    from engram.targets.spec import MLPSpec
     from engram.task import own_classes, task_named
 
-    try:
-        std = None if init == "standard" else float(init)
-    except ValueError as error:
-        raise ConfigError(f"--init must be a number or 'standard', got {init!r}") from error
+    if widths is not None and arch is not None:
+        raise ConfigError("--widths and --arch each describe the whole network; give one of them")
     task = task or "binary"
     chosen_labels = labels or default_labels(data, own_classes=own_classes(task))
     choice = DataChoice(name=data, labels=chosen_labels, n=n, seed=data_seed, classes=classes)
@@ -93,13 +106,8 @@ def train(
     )
     images = choice.load(data_root, held_out=0).train
     meaning = task_named(task, len(images.classes))
-    spec = MLPSpec(
-        inputs=images.images[0].numel(),
-        widths=parse_widths(widths),
-        outputs=meaning.outputs,
-        bias=bias,  # type: ignore[arg-type]  # validated by MLPSpec
-        first_layer_std=std,
-    )
+    shape = tuple(images.images.shape[1:])
+    spec = _spec(shape, meaning.outputs, widths or "1000,1000", arch, bias, init)
     with progress_bar("training", epochs) as progress:
         target = build_target(
             choice,
@@ -121,3 +129,35 @@ def train(
         if quality is not None:
             typer.echo(f"  {name:9s} loss {quality.loss:.3g}, accuracy {quality.accuracy:.1%}")
     typer.echo(f"wrote {out}")
+
+
+def _spec(
+    shape: tuple[int, ...], outputs: int, widths: str, arch: str | None, bias: str, init: str
+) -> MLPSpec | ConvSpec:
+    """The network that the options describe, for inputs of that shape."""
+    import math
+
+    from engram.errors import ConfigError, require
+    from engram.targets.spec import ConvSpec, MLPSpec
+
+    try:
+        std = None if init == "standard" else float(init)
+    except ValueError as error:
+        raise ConfigError(f"--init must be a number or 'standard', got {init!r}") from error
+    if arch is None:
+        return MLPSpec(
+            inputs=math.prod(shape),
+            widths=parse_widths(widths),
+            outputs=outputs,
+            bias=bias,  # type: ignore[arg-type]  # validated by MLPSpec
+            first_layer_std=std,
+        )
+    spec = ConvSpec(
+        input_shape=shape,
+        layers=arch,
+        bias=bias,  # type: ignore[arg-type]  # validated by ConvSpec
+        first_layer_std=std,
+    )
+    last = spec.architecture.sizes[-1]
+    require(last == outputs, "--arch", f"must end in {outputs} for this task", last)
+    return spec

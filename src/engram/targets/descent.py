@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal
 
 import torch
 from torch import Tensor
 
 from engram.errors import require
 from engram.loop import Metrics, State, Values
-from engram.targets.networks import DenseNetwork
+from engram.targets.networks import N
 from engram.task import Task
 
 DTypeName = Literal["float32", "float64"]
@@ -53,10 +53,10 @@ class Recipe:
 
 
 @dataclass(frozen=True, eq=False)
-class GradientDescent:
+class GradientDescent(Generic[N]):
     """The training iteration: one step is one epoch over inputs [n, ...] and labels [n]."""
 
-    start: DenseNetwork
+    start: N
     task: Task
     recipe: Recipe
     inputs: Tensor
@@ -92,7 +92,7 @@ class GradientDescent:
     def hint(self) -> str:
         return f"lower the learning rate (lr is {self.recipe.lr:g})"
 
-    def network(self, state: State) -> DenseNetwork:
+    def network(self, state: State) -> N:
         return self.start.with_params({name: state[name] for name in self.start.params})
 
     def _batches(self, state: State) -> Sequence[Tensor | slice]:
