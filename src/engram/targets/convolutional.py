@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engram.targets.architecture import Architecture, AvgPool, Conv, Dense, Flatten, ReLU
-from engram.targets.networks import Activation, Network
+from engram.errors import ConfigError
+from engram.targets.architecture import Architecture, AvgPool, Conv, Dense, Flatten, Layer, ReLU
+from engram.targets.networks import Activation, DenseNetwork, Network
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,9 +28,33 @@ class ConvNetwork(Network):
 
     def __call__(self, inputs: Tensor, activation: Activation = torch.relu) -> Tensor:
         """Outputs [n, outputs] for inputs [n, ...] of as many values as the input shape has."""
+        return self._through(self.architecture.layers, inputs, activation)
+
+    def features(self, inputs: Tensor, activation: Activation = torch.relu) -> Tensor:
+        """What enters the first fully-connected layer, [n, features]."""
+        return self._through(self.architecture.layers[: self._first_dense], inputs, activation)
+
+    @cached_property
+    def head(self) -> DenseNetwork:
+        """The fully-connected layers, which read the features; an error unless a ReLU lies between any two."""
+        upper = self.architecture.layers[self._first_dense :]
+        alternate = all(isinstance(layer, ReLU if place % 2 else Dense) for place, layer in enumerate(upper))
+        if not alternate:
+            raise ConfigError(
+                f"{self.name} has no fully-connected part of the form 'width relu width': "
+                f"{' '.join(map(str, upper))}; use --recipe buzaglo2023, which reads any layers"
+            )
+        lower = len(self.weights) - (len(upper) + 1) // 2
+        return DenseNetwork(self.weights[lower:], self.biases[lower:])
+
+    @property
+    def _first_dense(self) -> int:
+        return next(place for place, layer in enumerate(self.architecture.layers) if isinstance(layer, Dense))
+
+    def _through(self, layers: Sequence[Layer], inputs: Tensor, activation: Activation) -> Tensor:
         hidden = inputs.reshape(len(inputs), *self.architecture.input_shape)
-        params = zip(self.weights, self.biases, strict=True)
-        for layer in self.architecture.layers:
+        params = iter(zip(self.weights, self.biases, strict=True))
+        for layer in layers:
             match layer:
                 case Conv():
                     weight, bias = next(params)

@@ -119,8 +119,9 @@ class GradientDescent(Generic[N]):
 
     def _moved(self, value: Tensor, gradient: Tensor, rate: Tensor | float) -> Tensor:
         if self.recipe.weight_decay:
-            gradient = gradient + self.recipe.weight_decay * value
-        return value.sub_(rate * gradient)
+            gradient = gradient.add(value, alpha=self.recipe.weight_decay)
+        # One pass over weights that may be far larger than the data, where it can be done in one.
+        return value.sub_(gradient, alpha=rate) if isinstance(rate, float) else value.sub_(rate * gradient)
 
     def _rate(self, loss: Tensor) -> Tensor | float:
         if self.recipe.normalise_below is None:
