@@ -27,6 +27,7 @@ test: lint
 bench: install
 	$(BIN)/engram bench -o runs/bench
 	$(BIN)/engram bench --steps -o runs/bench
+	$(BIN)/python -m benchmarks.sweep
 
 clean:
 	rm -rf .venv runs .mypy_cache .ruff_cache .hypothesis

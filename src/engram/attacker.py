@@ -47,5 +47,8 @@ class AttackerView(Generic[N_co]):
     def narrowed(self, kind: type[N]) -> AttackerView[N]:
         """This view, for attacks that read one kind of network only; another kind is an error."""
         if not isinstance(self.network, kind):
-            raise ConfigError(f"{self.network.name} can't be read here: this is for a {kind.__name__} only")
+            raise ConfigError(
+                f"{self.network.name} can't be read here, which is for a {kind.__name__}; "
+                "`engram reconstruct` reads networks with convolutions too"
+            )
         return AttackerView(self.network, self.input_shape, self.task, self.pixel_range)

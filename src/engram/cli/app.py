@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engram.cli import bench, data, demo, inspect, reconstruct, reproduce, score, train
+from engram.cli import bench, data, demo, inspect, reconstruct, reproduce, score, sweep, train
 
 app = typer.Typer(
     name="engram",
@@ -44,6 +44,7 @@ app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("inspect", epilog=inspect.EXAMPLES)(inspect.inspect)
 app.command("reconstruct", epilog=reconstruct.EXAMPLES)(reconstruct.reconstruct)
 app.command("score", epilog=score.EXAMPLES)(score.score)
+app.command("sweep", epilog=sweep.EXAMPLES)(sweep.sweep)
 app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)
 app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
+from engram.cli.engine import engine_scheme
 from engram.cli.options import (
     Arch,
     Device,
@@ -20,10 +21,6 @@ from engram.cli.options import (
 )
 from engram.cli.published import published_scheme
 from engram.cli.target import attacker_view, opened
-
-if TYPE_CHECKING:
-    from engram.attacker import AttackerView
-    from engram.reconstruct.attack import Attack
 
 EXAMPLES = (
     "Examples: engram reconstruct model.pt --input-shape 3x32x32 -o runs/audit; "
@@ -103,7 +100,6 @@ def reconstruct(
     from engram.errors import ConfigError
     from engram.pipeline import attack
     from engram.runs import RunDirectory, check_recipe
-    from engram.targets.networks import DenseNetwork
 
     common = {"candidates": candidates, "steps": steps, "seed": seed, "dtype": dtype}
     engine = {"restarts": restarts, "prior": _prior(prior)}
@@ -129,11 +125,7 @@ def reconstruct(
     if resumed is not None:
         check_recipe(resumed, recipe)
     if recipe == "engine":
-        if view.task.name != "binary":
-            raise ConfigError(
-                f"--recipe engine reads binary tasks, not {view.task.name}; use --recipe buzaglo2023"
-            )
-        scheme = _engine(view.narrowed(DenseNetwork), common | engine, seconds, resumed)
+        scheme = engine_scheme(view, common | engine, seconds, resumed)
     else:
         scheme = published_scheme(view, recipe, common | published)
     with progress_bar("reconstructing", scheme.total_steps) as progress:
@@ -151,25 +143,6 @@ def reconstruct(
         sure, likely = (int((found.scores > level).sum()) for level in (0.9, 0.5))
         typer.echo(f"judged without any data: {sure} of them show a training image at 90 %, {likely} at 50 %")
     typer.echo(f"wrote {out}; compare with your data: engram score {out} --data ... -n ...")
-
-
-def _engine(view: AttackerView, given: dict[str, Any], seconds: float | None, resumed: Path | None) -> Attack:
-    """A budget becomes a plan once; a resumed run keeps the plan in its run.json."""
-    from engram.errors import ConfigError
-    from engram.reconstruct.engine.budget import fit_to_budget
-    from engram.reconstruct.engine.settings import EngineSettings
-    from engram.reconstruct.engine.solver import Engine
-    from engram.runs import read_settings
-
-    chosen = {name: value for name, value in given.items() if value is not None}
-    settings = EngineSettings(**chosen)
-    if resumed is not None:
-        return Engine(view, read_settings(resumed, EngineSettings))
-    if seconds is None:
-        return Engine(view, settings)
-    if "steps" in chosen or "restarts" in chosen:
-        raise ConfigError("--budget plans --steps and --restarts itself; give one or the other")
-    return Engine(view, fit_to_budget(view, settings, seconds))
 
 
 def _prior(text: str | None) -> float | None:

@@ -50,6 +50,10 @@ class Binary(OneDual):
         """
         return (duals * self.signs(labels, duals.dtype))[:, None]
 
+    def sides(self, labels: Tensor, duals: Tensor, logits: Tensor) -> Tensor:
+        """s_i = y_i, [m, 1]."""
+        return self.signs(labels, logits.dtype)[:, None]
+
     @staticmethod
     def signs(labels: Tensor, dtype: torch.dtype) -> Tensor:
         """y in {-1, +1} for labels in {0, 1}.

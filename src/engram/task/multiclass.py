@@ -69,9 +69,12 @@ class Multiclass(OneDual):
         tensor([[ 2.,  0., -2.],
                 [-3.,  0.,  3.]])
         """
+        return duals[:, None] * self.sides(labels, duals, logits)
+
+    def sides(self, labels: Tensor, duals: Tensor, logits: Tensor) -> Tensor:
+        """s_i = e_{y_i} - e_{runner-up of i}, [m, C]."""
         one_hot = torch.nn.functional.one_hot
-        sides = one_hot(labels, self.classes) - one_hot(runner_up(logits, labels), self.classes)
-        return duals[:, None] * sides.to(duals.dtype)
+        return (one_hot(labels, self.classes) - one_hot(runner_up(logits, labels), self.classes)).to(logits.dtype)
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,11 @@ class MulticlassPairs(Multiclass):
         """lambda_ij ~ U(0, 1) / (C - 1): a sample's duals add up to as much as in the other form."""
         drawn = torch.rand(len(labels), self.classes, generator=generator, dtype=torch.float64)
         return self._others(labels.cpu(), drawn / (self.classes - 1))
+
+    def equal_duals(self, labels: Tensor, size: float) -> Tensor:
+        """lambda_ij = size / (C - 1)."""
+        whole = torch.full((len(labels), self.classes), size / (self.classes - 1), dtype=torch.float64)
+        return self._others(labels.cpu(), whole)
 
     def dual_shortfall(self, labels: Tensor, duals: Tensor, floor: float) -> Tensor:
         """No pair below zero, and no sample's sum below the floor, [m, C + 1].

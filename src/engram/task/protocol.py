@@ -48,8 +48,14 @@ class Task(Protocol):
         outputs take part (a choice that is constant but for ties), and no gradient flows into them.
         """
 
+    def sides(self, labels: Tensor, duals: Tensor, logits: Tensor) -> Tensor:
+        """The rows s_i with margin_i = sum_k s_ik Phi_k(x_i), [m, outputs]; logits as in `output_weights`."""
+
     def draw_duals(self, labels: Tensor, generator: torch.Generator) -> Tensor:
         """Duals to start from, drawn on the CPU in float64."""
+
+    def equal_duals(self, labels: Tensor, size: float) -> Tensor:
+        """Duals under which every sample counts `size`, on the CPU in float64."""
 
     def dual_shortfall(self, labels: Tensor, duals: Tensor, floor: float) -> Tensor:
         """By how much duals fall below what they must be, entry by entry, none negative."""
@@ -71,6 +77,9 @@ class OneDual:
     def draw_duals(self, labels: Tensor, generator: torch.Generator) -> Tensor:
         """lambda_i ~ U(0, 1)."""
         return torch.rand(len(labels), generator=generator, dtype=torch.float64)
+
+    def equal_duals(self, labels: Tensor, size: float) -> Tensor:
+        return torch.full((len(labels),), size, dtype=torch.float64)
 
     def dual_shortfall(self, labels: Tensor, duals: Tensor, floor: float) -> Tensor:
         """max(floor - lambda_i, 0), [m].

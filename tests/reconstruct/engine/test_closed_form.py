@@ -39,7 +39,7 @@ def test_value_and_gradients_equal_autograd(sizes: tuple[int, ...], bias: BiasPo
     by_inputs, by_duals = torch.autograd.grad(expected, (inputs, duals))
 
     signs = Binary.signs(labels, torch.float64)
-    done = run_pass(network, inputs.detach(), (duals.detach() * signs)[:, None], SLOPE)
+    done = run_pass(network, inputs.detach(), lambda _: (duals.detach() * signs)[:, None], SLOPE)
     left = {layer: parameters(network, layer) - explained(done, layer) for layer in chosen}
     value = 0.3 * done.outputs.square().sum() + sum(shares[k] * left[k].square().sum() for k in chosen)
     by_residual = {layer: 2 * shares[layer] * left[layer] for layer in chosen}

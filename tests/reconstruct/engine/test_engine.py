@@ -66,7 +66,7 @@ def test_objective_s_gradients_equal_differences(memorised: DenseNetwork) -> Non
     ReLU derivative is a surrogate; the closed form is compared with autograd in its own test.)"""
     engine = _engine(memorised, candidates=10, dtype="float64", restarts=1, prior=1.0)
     state = run(engine, Budget(steps=1)).state
-    metric = engine.objective.metric(state["latents"], state["duals"])
+    metric = engine.objective.metric(state["latents"], state["duals"], state["labels"])
     _, _, by_duals = engine.objective(state, metric, 1.0)
     prior, by_prior = engine.objective.variation(state["latents"], state["duals"])
     direction = torch.randn_like(state["latents"])
@@ -85,7 +85,7 @@ def test_objective_s_gradients_equal_differences(memorised: DenseNetwork) -> Non
 def test_candidates_that_explain_nothing_have_loss_one(memorised: DenseNetwork) -> None:
     engine = _engine(memorised, candidates=10, restarts=1, prior=0.0)
     state = run(engine, Budget(steps=1)).state
-    metric = engine.objective.metric(state["latents"], state["duals"])
+    metric = engine.objective.metric(state["latents"], state["duals"], state["labels"])
     silent = {**state, "duals": torch.zeros_like(state["duals"])}
     assert float(engine.objective(silent, metric, 0.0)[0]["stationarity"]) == pytest.approx(1.0, rel=1e-4)
     unexplained = engine.objective.unexplained(silent)

@@ -59,7 +59,7 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
     excited = torch.nn.functional.linear(probe, reduced.weights[0], reduced.biases[0])
     outputs = reduced(probe)
     candidates = settings.candidates or max(40, CANDIDATES_PER_DIRECTION * rank)
-    candidates += candidates % view.task.label_count
+    candidates += -candidates % view.task.label_count
     margin = MARGIN_PER_SPREAD * float(outputs.std().clamp(min=1e-12))
     norm = float(parameters(reduced, 0).square().sum())
     return Scales(

@@ -79,7 +79,7 @@ def pose(view: AttackerView[ConvNetwork], settings: EngineSettings) -> Problem:
     inside *= (features.square().sum(1).mean() / space.rank).sqrt()
     excited = functional.linear(inside, reduced.weights[0], reduced.biases[0])
     candidates = settings.candidates or max(40, CANDIDATES_PER_DIRECTION * space.rank)
-    candidates += candidates % view.task.label_count
+    candidates += -candidates % view.task.label_count
     margin = MARGIN_PER_SPREAD * float(reduced(inside).std().clamp(min=1e-12))
     scales = Scales(
         network=reduced,

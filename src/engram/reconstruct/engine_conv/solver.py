@@ -31,18 +31,14 @@ from engram.reconstruct.engine.schedule import (
     make_schedule,
 )
 from engram.reconstruct.engine.settings import EngineSettings
+from engram.reconstruct.engine.solver import DUAL_RATE, HELD_DUALS, UNJUDGED, _adam
 from engram.reconstruct.engine_conv.problem import Problem, outside, pose, smooth_noise
 from engram.targets.convolutional import ConvNetwork
 
 PIXEL_RATE = 0.08
 """Adam's rate as a share of the pixels' spread."""
-DUAL_RATE = 0.05
-"""Adam's rate as a share of the mean dual."""
 SPAN = 5.0
 """Weight of the features' share outside the row space, against a stationarity that begins at 1."""
-BETAS = (0.9, 0.999)
-UNJUDGED = torch.finfo(torch.float64).max
-"""Stands for the residual of a trial that has not ended."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +61,7 @@ class ConvEngine:
 
     @cached_property
     def objective(self) -> Objective:
-        return Objective(self.problem.scales, self.settings, (self.problem.scales.space.rank,))
+        return Objective(self.problem.scales, self.settings, self.view.task, (self.problem.scales.space.rank,))
 
     @property
     def total_steps(self) -> int:
@@ -73,11 +69,13 @@ class ConvEngine:
 
     def init(self) -> State:
         m, restarts = self.problem.scales.candidates, self.settings.restarts
-        like = self.problem.network.weights[0]
+        like, task = self.problem.network.weights[0], self.view.task
+        labels = torch.arange(m) % task.label_count
+        shape = task.equal_duals(labels, self.problem.scales.dual).shape
         return {
             "pool_images": like.new_zeros(restarts, m, *self.view.input_shape),
-            "pool_duals": like.new_zeros(restarts, m),
-            "labels": torch.arange(m, device=like.device) % self.view.task.label_count,
+            "pool_duals": like.new_zeros(restarts, *shape),
+            "labels": labels.to(like.device),
             "step": torch.tensor(0),
             # Not yet judged; finite, since a state with infinities counts as diverged.
             "left_unexplained": torch.full((len(PRIOR_GRID),), UNJUDGED, dtype=torch.float64),
@@ -94,8 +92,10 @@ class ConvEngine:
         losses, by_images, by_duals = self.gradients(state, self._current_metric(state, phase), prior)
         decay = 0.5 * (1 + math.cos(math.pi * phase.step / phase.length))
         _adam(state, "images", by_images, PIXEL_RATE * self.problem.pixel_std * decay, phase.step + 1)
-        _adam(state, "duals", by_duals, DUAL_RATE * self.problem.scales.dual * decay, phase.step + 1)
-        state["duals"].clamp_(min=0)
+        if self._duals_move(phase):
+            _adam(state, "duals", by_duals, DUAL_RATE * self.problem.scales.dual * decay, phase.step + 1)
+        if not self.view.task.has_signed_duals:
+            state["duals"].clamp_(min=0)
         if phase.is_last and phase.is_trial:
             left = self.objective.unexplained(self._in_row_space(state["images"], state))
             state["left_unexplained"][phase.index] = left[::LEFT_OUT].mean()
@@ -107,7 +107,7 @@ class ConvEngine:
         return {**losses, "loss": torch.stack(list(losses.values())).sum(), "prior_strength": strength}
 
     def gradients(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """The terms of F, and its gradients by images [m, C, H, W] and duals [m].
+        """The terms of F, and its gradients by images [m, C, H, W] and duals.
 
         Span and prior are weighed by the duals' shares, whose own gradient is left out: no dual should die only
         because its candidate is not yet in the span.
@@ -117,7 +117,7 @@ class ConvEngine:
         coordinates = self.problem.coordinates(features)
         inner = {**state, "latents": coordinates.detach()}
         losses, by_coordinates, by_duals = self.objective(inner, metric, 0.0)
-        share = state["duals"] / state["duals"].sum().clamp(min=1e-12 * self.problem.scales.dual)
+        share = self.objective.shares(state["duals"])
         span = SPAN * (share * outside(features, coordinates)).sum()
         pulled = (coordinates * by_coordinates).sum() + span
         (by_images,) = torch.autograd.grad(pulled, images)
@@ -143,9 +143,14 @@ class ConvEngine:
         images, duals = state["pool_images"][:done], state["pool_duals"][:done]
         if done == 0:
             images, duals = state["images"][None], state["duals"][None]
-        labels = state["labels"].repeat(len(images))
-        pool = Reconstruction(images.flatten(0, 1).cpu(), duals.flatten().cpu(), labels.cpu())
-        return consensus(pool, len(images))
+        task, starts, duals = self.view.task, len(images), duals.flatten(0, 1)
+        labels = task.sample_labels(state["labels"].repeat(starts), duals)
+        sizes = task.sample_duals(duals).abs()
+        return consensus(Reconstruction(images.flatten(0, 1).cpu(), sizes.cpu(), labels.cpu()), starts)
+
+    def _duals_move(self, phase: Phase) -> bool:
+        """With several classes duals wait, as in the engine of fully-connected networks."""
+        return self.view.task.outputs == 1 or phase.step >= HELD_DUALS * phase.length
 
     def _prior(self, state: State, phase: Phase) -> float:
         if self.settings.prior is not None:
@@ -159,7 +164,8 @@ class ConvEngine:
         seed = self.settings.seed * 1_000_003 + draw
         images = smooth_noise(problem.scales.candidates, self.view.input_shape, problem.pixel_std, seed)
         images = images.to(problem.network.weights[0])
-        duals = images.new_full((len(images),), problem.scales.dual)
+        labels = torch.arange(len(images)) % self.view.task.label_count
+        duals = self.view.task.equal_duals(labels, problem.scales.dual).to(images)
         moments = {
             f"{name}_{moment}": torch.zeros_like(value)
             for name, value in (("images", images), ("duals", duals))
@@ -176,15 +182,6 @@ class ConvEngine:
         """From stored copies, so that a resumed run has the same one; zero where a trial leaves neurons out."""
         if 0 not in self._metric:
             latents = self._in_row_space(state["metric_images"], state)["latents"]
-            metric = self.objective.metric(latents, state["metric_duals"])
+            metric = self.objective.metric(latents, state["metric_duals"], state["labels"])
             self._metric[0] = metric.without(LEFT_OUT) if phase.is_trial else metric
         return self._metric[0]
-
-
-def _adam(state: State, name: str, gradient: Tensor, rate: float, step: int) -> None:
-    """One step of Adam (Kingma & Ba) in place; the moments lie beside the value in the state."""
-    mean, square = state[f"{name}_mean"], state[f"{name}_square"]
-    mean.lerp_(gradient, 1 - BETAS[0])
-    square.lerp_(gradient.square(), 1 - BETAS[1])
-    spread = (square / (1 - BETAS[1] ** step)).sqrt_().add_(1e-12)
-    state[name].addcdiv_(mean / (1 - BETAS[0] ** step), spread, value=-rate)
