@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from engram import files
 from engram.data.choice import DataChoice
@@ -28,11 +29,15 @@ from engram.reconstruct.attack import Attack
 from engram.reconstruct.candidates import Reconstruction
 from engram.runs import MetricsLog, RunDirectory, versions
 from engram.targets.checkpoint import Card, Target, save_target
+from engram.targets.convolutional import ConvNetwork
 from engram.targets.descent import Recipe
 from engram.targets.networks import N, Network
 from engram.targets.spec import Spec
 from engram.targets.train import Quality, measure, require_classes, train
 from engram.task import Task
+
+CONVOLUTIONAL_B = 1.5
+"""The 2023 paper averages candidates within this times the nearest distance for convolutional networks."""
 
 
 def build_target(
@@ -145,12 +150,19 @@ def compare(
         images,
         data.held_out.images,
         data.mean,
-        protocol=protocol or (Buzaglo2023() if images.ndim == 4 else VectorProtocol()),
+        protocol=protocol or default_protocol(images, network),
         generator=torch.Generator().manual_seed(seed),
         assignment=assignment,
         labels=data.train.labels,
         model_outputs=outputs,
     )
+
+
+def default_protocol(images: Tensor, network: Network | None) -> ScoringProtocol:
+    """The 2023 paper's, B = 1.5 for convolutional networks; vectors have their own."""
+    if images.ndim != 4:
+        return VectorProtocol()
+    return Buzaglo2023(B=CONVOLUTIONAL_B) if isinstance(network, ConvNetwork) else Buzaglo2023()
 
 
 def _prepared(directory: Path, resume: bool, snapshot_every: float) -> Snapshots:
@@ -184,6 +196,7 @@ def _record(directory: Path, scheme: Attack, model: str, solution: Solution | No
         "model": model,
         "weights_sha256": view.network.digest(),
         "network": view.network.name,
+        "architecture": view.network.architecture.text if isinstance(view.network, ConvNetwork) else None,
         "input_shape": list(view.input_shape),
         "task": view.task.name,
         "outcome": outcome,
