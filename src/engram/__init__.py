@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from engram.reconstruct.published.settings import Haim2022 as Haim2022
     from engram.targets.checkpoint import open_target as open_target
     from engram.targets.descent import Recipe as Recipe
+    from engram.targets.spec import ConvSpec as ConvSpec
     from engram.targets.spec import MLPSpec as MLPSpec
     from engram.task import Binary as Binary
     from engram.task import Multiclass as Multiclass
@@ -41,6 +42,7 @@ _HOMES = {
     "AttackerView": "engram.attacker",
     "Binary": "engram.task",
     "Buzaglo2023": "engram.reconstruct.published.settings",
+    "ConvSpec": "engram.targets.spec",
     "DataChoice": "engram.data.choice",
     "Engine": "engram.reconstruct.engine.solver",
     "EngineSettings": "engram.reconstruct.engine.settings",

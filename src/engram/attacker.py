@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Generic
 
-from engram.errors import UnsupportedModelError
-from engram.targets.networks import DenseNetwork
+from engram.errors import ConfigError, UnsupportedModelError
+from engram.targets.networks import N, N_co
 from engram.targets.state_dict import SUPPORTED
 from engram.task import Task
 
 
 @dataclass(frozen=True, eq=False)
-class AttackerView:
+class AttackerView(Generic[N_co]):
     """The released weights, and what a stranger knows of the inputs: their shape and pixel range."""
 
-    network: DenseNetwork
+    network: N_co
     input_shape: tuple[int, ...]
     task: Task
     pixel_range: tuple[float, float] = (0.0, 1.0)
@@ -29,6 +30,11 @@ class AttackerView:
                 f"input shape {shape} has {math.prod(self.input_shape):,} values, "
                 f"but the first layer takes {inputs:,}; give the shape of one input, e.g. 3x32x32"
             )
+        elif self.network.input_shape not in (None, tuple(self.input_shape)):
+            given, told = (
+                "x".join(map(str, shape)) for shape in (self.input_shape, self.network.input_shape or ())
+            )
+            problems.append(f"input shape {given} is not the {told} of the network's layers; give that one")
         if outputs != self.task.outputs:
             problems.append(
                 f"the network has {outputs} outputs, but a {self.task.name} task has {self.task.outputs}"
@@ -37,3 +43,12 @@ class AttackerView:
             problems.append("some weights are NaN or infinite; the training diverged or the file is damaged")
         if problems:
             raise UnsupportedModelError(problems, supported=SUPPORTED)
+
+    def narrowed(self, kind: type[N]) -> AttackerView[N]:
+        """This view, for attacks that read one kind of network only; another kind is an error."""
+        if not isinstance(self.network, kind):
+            raise ConfigError(
+                f"{self.network.name} can't be read here, which is for a {kind.__name__}; "
+                "`engram reconstruct` reads networks with convolutions too"
+            )
+        return AttackerView(self.network, self.input_shape, self.task, self.pixel_range)

@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import cast
 
 import torch
+from torch import Tensor
 
 from engram import files
 from engram.data.choice import DataChoice
@@ -29,16 +31,20 @@ from engram.reconstruct.candidates import Reconstruction
 from engram.runs import MetricsLog, RunDirectory, versions
 from engram.targets.cache import TargetCache, content_key
 from engram.targets.checkpoint import Card, Target, save_target
+from engram.targets.convolutional import ConvNetwork
 from engram.targets.descent import Recipe
-from engram.targets.networks import DenseNetwork
-from engram.targets.spec import MLPSpec
+from engram.targets.networks import N, Network
+from engram.targets.spec import ConvSpec, MLPSpec, Spec
 from engram.targets.train import Quality, measure, require_classes, train
 from engram.task import Task
+
+CONVOLUTIONAL_B = 1.5
+"""The 2023 paper averages candidates within this times the nearest distance for convolutional networks."""
 
 
 def build_target(
     choice: DataChoice,
-    spec: MLPSpec,
+    spec: Spec[N],
     recipe: Recipe,
     task: Task,
     *,
@@ -49,16 +55,17 @@ def build_target(
     snapshot_every: float = 20.0,
     observers: Sequence[Observer] = (),
     cache: TargetCache | None = None,
-) -> Target:
+) -> Target[N]:
     """Train a network on the chosen images and measure it on images that it never saw, or find it in the cache."""
     data = choice.load(root)
     require_classes(data.train.classes, task)
-    key = None if cache is None else content_key(spec, recipe, task, choice, data)
+    described = cast("MLPSpec | ConvSpec", spec)  # a Spec is one of these two
+    key = None if cache is None else content_key(described, recipe, task, choice, data)
     if cache is not None and key is not None and (kept := cache.find(key)) is not None:
         if directory is not None and kept.card is not None:
             _prepared(directory, resume, snapshot_every)
             save_target(directory, kept.network, kept.card)
-        return kept
+        return cast("Target[N]", kept)  # the key holds the kind of network
     observed, snapshots = list(observers), None
     if directory is not None:
         snapshots = _prepared(directory, resume, snapshot_every)
@@ -88,7 +95,7 @@ def build_target(
     trained = quality(data.train)
     assert trained is not None
     card = Card(
-        network=spec,
+        network=described,
         task=task.name,
         input_shape=data.train.shape,
         recipe=recipe,
@@ -142,7 +149,7 @@ def compare(
     found: Reconstruction,
     data: Split,
     *,
-    network: DenseNetwork | None = None,
+    network: Network | None = None,
     protocol: ScoringProtocol | None = None,
     assignment: Assignment = "nearest",
     seed: int = 0,
@@ -158,12 +165,19 @@ def compare(
         images,
         data.held_out.images,
         data.mean,
-        protocol=protocol or (Buzaglo2023() if images.ndim == 4 else VectorProtocol()),
+        protocol=protocol or default_protocol(images, network),
         generator=torch.Generator().manual_seed(seed),
         assignment=assignment,
         labels=data.train.labels,
         model_outputs=outputs,
     )
+
+
+def default_protocol(images: Tensor, network: Network | None) -> ScoringProtocol:
+    """The 2023 paper's, B = 1.5 for convolutional networks; vectors have their own."""
+    if images.ndim != 4:
+        return VectorProtocol()
+    return Buzaglo2023(B=CONVOLUTIONAL_B) if isinstance(network, ConvNetwork) else Buzaglo2023()
 
 
 def _prepared(directory: Path, resume: bool, snapshot_every: float) -> Snapshots:
@@ -197,6 +211,7 @@ def _record(directory: Path, scheme: Attack, model: str, solution: Solution | No
         "model": model,
         "weights_sha256": view.network.digest(),
         "network": view.network.name,
+        "architecture": view.network.architecture.text if isinstance(view.network, ConvNetwork) else None,
         "input_shape": list(view.input_shape),
         "task": view.task.name,
         "outcome": outcome,

@@ -19,7 +19,7 @@ from engram.pipeline import attack
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.reconstruct.engine.solver import Engine
 from engram.reconstruct.published.scheme import Haim2022, PublishedScheme
-from engram.targets.checkpoint import open_target
+from engram.targets.foreign import read_network
 from engram.task import Binary
 
 SHAPE = (3, 2, 2)
@@ -47,7 +47,7 @@ def place(finished: Path, tmp_path: Path) -> Path:
 
 
 def view(model: Path) -> AttackerView:
-    return AttackerView(open_target(model).network, SHAPE, Binary())
+    return AttackerView(read_network(model), SHAPE, Binary())
 
 
 def resume(place: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> None:

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.inspect_tables import show, write_figure
-from engram.cli.options import Classes, DataName, DataRoot, InputShape, Labels, TaskName, named_data
-from engram.cli.target import attacker_view
+from engram.cli.inspect_tables import show, show_convolutional, write_figure
+from engram.cli.options import Arch, Classes, DataName, DataRoot, InputShape, Labels, TaskName, named_data
+from engram.cli.target import attacker_view, opened
 
 if TYPE_CHECKING:
+    from engram.attacker import AttackerView
     from engram.data.choice import DataChoice
     from engram.inspection.progress import Progress
     from engram.targets.checkpoint import Target
+    from engram.targets.convolutional import ConvNetwork
+    from engram.targets.networks import Network
     from engram.task import Task
 
 EXAMPLES = (
@@ -28,9 +31,10 @@ EXAMPLES = (
 
 def inspect(
     model: Annotated[
-        Path, typer.Argument(help="A directory of `engram train`, or a .pt, .pth or .safetensors file.")
+        Path, typer.Argument(help="A directory of `engram train`, or a .pt, .pth, .pt2 or .safetensors file.")
     ],
     input_shape: InputShape = None,
+    arch: Arch = None,
     task: TaskName = None,
     data: DataName = None,
     n: Annotated[
@@ -49,7 +53,10 @@ def inspect(
     plot: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--plot", metavar="FILE.png", help="Draw the spectrum; with data also ceiling and duals."
+            "-o",
+            "--plot",
+            metavar="FILE.png",
+            help="Draw the spectrum (with convolutions: the kernels); with data also ceiling and duals.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
@@ -59,13 +66,20 @@ def inspect(
     Without data: what a stranger sees. With --data or --with-data: also margins, KKT gap and the best that can
     come back of every training sample. The JSON's keys are in docs/inspect.md.
     """
-    from engram.errors import require
+    from engram.errors import ConfigError, require
     from engram.inspection import describe, examine, inspection_record, judge
-    from engram.targets.checkpoint import open_target
+    from engram.targets.convolutional import ConvNetwork
+    from engram.targets.networks import DenseNetwork
 
     require(plot is None or plot.suffix == ".png", "--plot", "must end in .png", str(plot))
-    target = open_target(model)
-    view = attacker_view(target, model, input_shape, task)
+    target = opened(model, arch, input_shape)
+    any_view = attacker_view(target, model, input_shape, task)
+    if isinstance(any_view.network, ConvNetwork):
+        if with_data or any(given is not None for given in (data, n, labels, classes, data_seed)):
+            raise ConfigError("networks with convolutions are inspected without data; leave its options out")
+        _convolutional(any_view.narrowed(ConvNetwork), model, plot, as_json)
+        return
+    view = any_view.narrowed(DenseNetwork)
     choice = _chosen(target, view.task, data, n, labels, classes, data_seed, with_data)
     split = None if choice is None else choice.load(data_root)
     samples = n if choice is None else choice.n
@@ -95,8 +109,27 @@ def inspect(
         typer.echo(f"wrote {plot}", err=as_json)
 
 
+def _convolutional(view: AttackerView[ConvNetwork], model: Path, plot: Path | None, as_json: bool) -> None:
+    """The same for a network with convolutions: layers, row space over features, kernels as pictures."""
+    from engram.files import write_bytes
+    from engram.inspection import convolutional_record, describe_convolutional, judge_convolutional
+    from engram.report.kernels import kernels_figure
+
+    with _part_bar("weights") as progress:
+        found = describe_convolutional(view, progress=progress)
+    verdict = judge_convolutional(found)
+    if as_json:
+        record = convolutional_record(view, found, verdict)
+        typer.echo(json.dumps({"model": str(model), **record}, indent=2, allow_nan=False))
+    else:
+        show_convolutional(found, verdict)
+    if plot is not None:
+        write_bytes(plot, kernels_figure(view.network.weights[0], title=f"{model}: kernels of {found.name}"))
+        typer.echo(f"wrote {plot}", err=as_json)
+
+
 def _chosen(
-    target: Target,
+    target: Target[Network],
     task: Task,
     data: str | None,
     n: int | None,

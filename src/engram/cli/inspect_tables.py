@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from engram.inspection import Description, Examination, Verdict
+    from engram.inspection import ConvDescription, Description, Examination, Spectrum, Verdict
+    from engram.inspection.describe import LayerDescription
 
 
 def show(description: Description, examination: Examination | None, verdict: Verdict) -> None:
@@ -16,13 +18,29 @@ def show(description: Description, examination: Examination | None, verdict: Ver
     from rich.console import Console
 
     console = Console()
-    console.print(_layers(description, examination))
+    console.print(_layers(description.layers, examination))
     console.print(f"{description.name}: {description.parameters:,} parameters, {description.dtype}")
     kind = "homogeneous" if description.homogeneous else "not homogeneous (biases beyond the first layer)"
     console.print(f"The network is {kind}; the attack can read it.")
     console.print(_facts("from the weights alone", _weights_facts(description)))
     if examination is not None:
         console.print(_facts(f"with {len(examination.margins)} training samples", _sample_facts(examination)))
+    console.print(verdict.sentence, style="bold")
+
+
+def show_convolutional(found: ConvDescription, verdict: Verdict) -> None:
+    """The layers, the row space over the features and, last, the verdict."""
+    from rich.console import Console
+
+    console = Console()
+    console.print(_layers(found.layers, None))
+    console.print(f"{found.name}: {found.parameters:,} parameters, {found.dtype}")
+    kind = "homogeneous" if found.homogeneous else "not homogeneous (biases beyond the first layer)"
+    console.print(f"The network is {kind}; kernels are shown as rows of C k k values.")
+    layer, spectrum = found.layers[found.feature_layer].name, found.spectrum
+    console.print(
+        _facts("from the weights alone", {f"row space of {layer}, over features": _directions(spectrum)})
+    )
     console.print(verdict.sentence, style="bold")
 
 
@@ -47,7 +65,7 @@ def write_figure(path: Path, description: Description, examination: Examination 
     write_bytes(path, inspection_figure(panel, samples, title=title))
 
 
-def _layers(description: Description, examination: Examination | None) -> Table:
+def _layers(layers: Sequence[LayerDescription], examination: Examination | None) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -56,7 +74,7 @@ def _layers(description: Description, examination: Examination | None) -> Table:
     gaps = [] if examination is None else ["KKT\ngap", "own\nduals"]
     for header in ("layer", "weight", "norm", "largest\ns.v.", "bias\nnorm", "noise\nstd", "noise\nshare", *gaps):
         table.add_column(header, no_wrap=True)
-    for index, layer in enumerate(description.layers):
+    for index, layer in enumerate(layers):
         noise = layer.noise
         cells = [
             layer.name,
@@ -84,7 +102,7 @@ def _facts(title: str, facts: dict[str, str]) -> Table:
 
 
 def _weights_facts(description: Description) -> dict[str, str]:
-    spectrum, counts, margin = description.spectrum, description.equations, description.margin
+    counts, margin = description.equations, description.margin
     whole = f"{counts.equations:,} parameters; "
     space = f"{counts.row_space_equations:,} equations; "
     if counts.samples is None:
@@ -93,17 +111,21 @@ def _weights_facts(description: Description) -> dict[str, str]:
     else:
         whole += f"{counts.unknowns:,} input values of {counts.samples:,} samples"
         space += f"{counts.row_space_unknowns:,} unknowns of {counts.samples:,} samples"
-    edge = "in all (the layer is too small to tell its noise)"
-    if spectrum.edge is not None:
-        edge = f"above {spectrum.threshold:.3g} (noise ends at {spectrum.edge:.3g})"
     return {
-        "row space": f"{spectrum.rank} directions {edge}",
+        "row space": _directions(description.spectrum),
         "equations, all layers": whole,
         "equations, row space": space,
         "margin": "unknown"
         if margin is None
         else f"about {margin.margin:.3g}; duals sum to {margin.sum_of_duals:.3g}",
     }
+
+
+def _directions(spectrum: Spectrum) -> str:
+    edge = "in all (the layer is too small to tell its noise)"
+    if spectrum.edge is not None:
+        edge = f"above {spectrum.threshold:.3g} (noise ends at {spectrum.edge:.3g})"
+    return f"{spectrum.rank} directions {edge}"
 
 
 def _sample_facts(found: Examination) -> dict[str, str]:

@@ -39,6 +39,15 @@ InputShape = Annotated[
         help="Shape of one input, e.g. 3x32x32, or 784 for vectors; read from the card.",
     ),
 ]
+Arch = Annotated[
+    str | None,
+    typer.Option(
+        "--arch",
+        metavar="LAYERS",
+        help="The layers of a file with convolutions, e.g. 'conv3x32 relu flatten 1000 relu 1'; a .pt2 file of "
+        "torch.export.save and fully-connected networks need none.",
+    ),
+]
 TaskName = Annotated[
     str | None,
     typer.Option(

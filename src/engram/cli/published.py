@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from engram.attacker import AttackerView
     from engram.reconstruct.attack import Attack
+    from engram.targets.networks import Network
 
 
-def published_scheme(view: AttackerView, recipe: str, given: dict[str, Any]) -> Attack:
+def published_scheme(view: AttackerView[Network], recipe: str, given: dict[str, Any]) -> Attack:
     """The scheme with the settings named in `given["settings"]`, by default those for the view's task."""
     from dataclasses import asdict
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
+from engram.cli.engine import engine_scheme
 from engram.cli.options import (
+    Arch,
     Device,
     InputShape,
     Resume,
@@ -18,11 +20,7 @@ from engram.cli.options import (
     progress_bar,
 )
 from engram.cli.published import published_scheme
-from engram.cli.target import attacker_view
-
-if TYPE_CHECKING:
-    from engram.attacker import AttackerView
-    from engram.reconstruct.attack import Attack
+from engram.cli.target import attacker_view, opened
 
 EXAMPLES = (
     "Examples: engram reconstruct model.pt --input-shape 3x32x32 -o runs/audit; "
@@ -34,10 +32,11 @@ ENGINE, PUBLISHED = "engine only", "haim2022 and buzaglo2023 only"
 
 def reconstruct(
     model: Annotated[
-        Path, typer.Argument(help="A directory of `engram train`, or a .pt, .pth or .safetensors file.")
+        Path, typer.Argument(help="A directory of `engram train`, or a .pt, .pth, .pt2 or .safetensors file.")
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory of the run.")],
     input_shape: InputShape = None,
+    arch: Arch = None,
     task: TaskName = None,
     recipe: Annotated[
         str,
@@ -101,7 +100,6 @@ def reconstruct(
     from engram.errors import ConfigError
     from engram.pipeline import attack
     from engram.runs import RunDirectory, check_recipe
-    from engram.targets.checkpoint import open_target
 
     common = {"candidates": candidates, "steps": steps, "seed": seed, "dtype": dtype}
     engine = {"restarts": restarts, "prior": _prior(prior)}
@@ -119,7 +117,7 @@ def reconstruct(
     foreign = published if recipe == "engine" else engine
     if stray := [f"--{name.replace('_', '-')}" for name, value in foreign.items() if value is not None]:
         raise ConfigError(f"{', '.join(stray)} does nothing with --recipe {recipe}; leave it out")
-    target = open_target(model)
+    target = opened(model, arch, input_shape)
     view = attacker_view(target, model, input_shape, task)
     view = replace(view, network=view.network.to(device=check_device(device)))
     seconds = None if budget is None else parse_seconds(budget)
@@ -127,7 +125,7 @@ def reconstruct(
     if resumed is not None:
         check_recipe(resumed, recipe)
     if recipe == "engine":
-        scheme = _engine(view, common | engine, seconds, resumed)
+        scheme = engine_scheme(view, common | engine, seconds, resumed)
     else:
         scheme = published_scheme(view, recipe, common | published)
     with progress_bar("reconstructing", scheme.total_steps) as progress:
@@ -145,25 +143,6 @@ def reconstruct(
         sure, likely = (int((found.scores > level).sum()) for level in (0.9, 0.5))
         typer.echo(f"judged without any data: {sure} of them show a training image at 90 %, {likely} at 50 %")
     typer.echo(f"wrote {out}; compare with your data: engram score {out} --data ... -n ...")
-
-
-def _engine(view: AttackerView, given: dict[str, Any], seconds: float | None, resumed: Path | None) -> Attack:
-    """A budget becomes a plan once; a resumed run keeps the plan in its run.json."""
-    from engram.errors import ConfigError
-    from engram.reconstruct.engine.budget import fit_to_budget
-    from engram.reconstruct.engine.settings import EngineSettings
-    from engram.reconstruct.engine.solver import Engine
-    from engram.runs import read_settings
-
-    chosen = {name: value for name, value in given.items() if value is not None}
-    settings = EngineSettings(**chosen)
-    if resumed is not None:
-        return Engine(view, read_settings(resumed, EngineSettings))
-    if seconds is None:
-        return Engine(view, settings)
-    if "steps" in chosen or "restarts" in chosen:
-        raise ConfigError("--budget plans --steps and --restarts itself; give one or the other")
-    return Engine(view, fit_to_budget(view, settings, seconds))
 
 
 def _prior(text: str | None) -> float | None:

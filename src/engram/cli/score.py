@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from engram.data.choice import DataChoice
     from engram.data.sampling import Split
     from engram.matching import ScoreReport, ScoringProtocol
-    from engram.targets.networks import DenseNetwork
+    from engram.targets.architecture import Architecture
+    from engram.targets.networks import Network
 
 EXAMPLES = (
     "Examples: engram score runs/audit --data cifar10 -n 500; "
@@ -37,6 +38,15 @@ def score(
             "--protocol", help="How images are matched: buzaglo2023 (default) or haim2022; vectors have their own."
         ),
     ] = None,
+    ratio: Annotated[
+        float | None,
+        typer.Option(
+            "--ratio",
+            metavar="B",
+            min=1.0,
+            help="buzaglo2023 averages candidates within B times the nearest distance; 1.1, convolutional 1.5.",
+        ),
+    ] = None,
     assignment: Annotated[
         str, typer.Option("--assignment", help="nearest, or one-to-one: each candidate once.")
     ] = "nearest",
@@ -46,26 +56,33 @@ def score(
     from engram.errors import ConfigError
     from engram.files import write_json
     from engram.matching import Buzaglo2023, Haim2022
-    from engram.pipeline import compare
+    from engram.pipeline import compare, default_protocol
     from engram.reconstruct.candidates import Reconstruction
     from engram.runs import RunDirectory
 
-    protocols: dict[str, ScoringProtocol] = {"buzaglo2023": Buzaglo2023(), "haim2022": Haim2022()}
-    if protocol is not None and protocol not in protocols:
-        raise ConfigError(f"--protocol must be one of {', '.join(protocols)}, got {protocol!r}")
+    if protocol not in (None, "buzaglo2023", "haim2022"):
+        raise ConfigError(f"--protocol must be one of buzaglo2023, haim2022, got {protocol!r}")
+    if ratio is not None and protocol == "haim2022":
+        raise ConfigError("--ratio does nothing with --protocol haim2022; leave it out")
     if assignment not in ("nearest", "one-to-one"):
         raise ConfigError(f"--assignment must be nearest or one-to-one, got {assignment!r}")
     found = Reconstruction.load(RunDirectory(run).reconstruction)
     choice, network = _data_choice(run, data, n, labels, data_seed, classes)
     split = choice.load(data_root)
     is_image = split.train.images.ndim == 4
-    if protocol is not None and not is_image:
-        raise ConfigError(f"--protocol {protocol} matches images, but {choice.name} holds vectors; leave it out")
+    if (protocol is not None or ratio is not None) and not is_image:
+        asked = "--ratio" if protocol is None else f"--protocol {protocol}"
+        raise ConfigError(f"{asked} matches images, but {choice.name} holds vectors; leave it out")
+    chosen: ScoringProtocol = default_protocol(split.train.images, network)
+    if protocol == "haim2022":
+        chosen = Haim2022()
+    elif ratio is not None:
+        chosen = Buzaglo2023(B=ratio)
     report = compare(
         found,
         split,
         network=network,
-        protocol=None if protocol is None else protocols[protocol],
+        protocol=chosen,
         assignment="nearest" if assignment == "nearest" else "one-to-one",
     )
     write_json(run / "scores.json", {"data": vars(choice), **report.to_json(records=True)})
@@ -117,7 +134,7 @@ def write_pairs(path: Path, report: ScoreReport, split: Split, best: int) -> Non
 
 def _data_choice(
     run: Path, data: str | None, n: int | None, labels: str | None, seed: int | None, classes: int | None
-) -> tuple[DataChoice, DenseNetwork | None]:
+) -> tuple[DataChoice, Network | None]:
     """The data named by the options, else by the card of the model that the run attacked."""
     from engram.errors import ConfigError, EngramError
     from engram.runs import read_record
@@ -129,7 +146,7 @@ def _data_choice(
         raise ConfigError(f"{', '.join(stray)} goes with --data; give both, or neither to take the model's card")
     record = read_record(run)
     try:
-        target = open_target(Path(str(record.get("model", ""))))
+        target = open_target(Path(str(record.get("model", ""))), _architecture(record))
     except EngramError:
         target = None  # the model was moved: its outputs are left out of the table
     network = None if target is None else target.network
@@ -139,3 +156,13 @@ def _data_choice(
     if target is None or target.card is None:
         raise ConfigError("say which data the model was trained on: --data NAME -n NUMBER [--labels MAP]")
     return target.card.data, network
+
+
+def _architecture(record: dict[str, Any]) -> Architecture | None:
+    """The layers that were described for a file, which does not hold them; a directory of `engram train` does."""
+    from engram.targets.architecture import Architecture
+
+    layers, shape = record.get("architecture"), record.get("input_shape")
+    if not isinstance(layers, str) or not isinstance(shape, list) or not all(type(side) is int for side in shape):
+        return None
+    return Architecture.parse(layers, tuple(shape))

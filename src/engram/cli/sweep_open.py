@@ -22,6 +22,7 @@ from engram.sweep.record import conclude
 from engram.sweep.spec import SweepSpec
 from engram.sweep.sweep import OnRow, Sweep
 from engram.targets.checkpoint import Target, open_target
+from engram.targets.networks import DenseNetwork, Network
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class DataOptions:
         if self.name is not None and self.n is None:
             raise ConfigError("--data needs -n, the number of training images, e.g. -n 500")
 
-    def for_model(self, target: Target) -> Oracle | None:
+    def for_model(self, target: Target[Network]) -> Oracle | None:
         if not self.oracle:
             return None
         from engram.data.catalog import default_labels
@@ -72,7 +73,7 @@ class Opening:
     def opened(self, model: Path, directory: Path) -> Sweep:
         target = open_target(model)
         return Sweep(
-            view=attacker_view(target, model, self.input_shape, self.task),
+            view=attacker_view(target, model, self.input_shape, self.task).narrowed(DenseNetwork),
             spec=self.spec,
             directory=directory,
             model=str(model),

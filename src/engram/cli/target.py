@@ -10,6 +10,7 @@ from engram.cli.options import parse_shape
 if TYPE_CHECKING:
     from engram.attacker import AttackerView
     from engram.targets.checkpoint import Card, Target
+    from engram.targets.networks import Network
 
 
 def open_finished(model: Path) -> tuple[AttackerView, Card]:
@@ -17,15 +18,34 @@ def open_finished(model: Path) -> tuple[AttackerView, Card]:
     from engram.attacker import AttackerView
     from engram.errors import ConfigError
     from engram.targets.checkpoint import open_target
+    from engram.targets.networks import DenseNetwork
     from engram.task import task_named
 
     target = open_target(model)
     if target.card is None:
         raise ConfigError(f"{model} does not say what it was trained on; give a directory of `engram train`")
-    return AttackerView(target.network, target.card.input_shape, task_named(target.card.task)), target.card
+    view = AttackerView(target.network, target.card.input_shape, task_named(target.card.task))
+    return view.narrowed(DenseNetwork), target.card
 
 
-def attacker_view(target: Target, model: Path, input_shape: str | None, task: str | None) -> AttackerView:
+def opened(model: Path, arch: str | None, input_shape: str | None) -> Target[Network]:
+    """The target that a person points at, with convolutions as --arch and --input-shape describe them."""
+    from engram.errors import ConfigError
+    from engram.targets.architecture import Architecture
+    from engram.targets.checkpoint import open_target
+
+    if arch is None:
+        return open_target(model)
+    if model.is_dir():
+        raise ConfigError(f"{model} has a card that describes its layers; leave --arch out")
+    if input_shape is None:
+        raise ConfigError("--arch needs --input-shape, the shape of one input, e.g. --input-shape 3x32x32")
+    return open_target(model, Architecture.parse(arch, parse_shape(input_shape)))
+
+
+def attacker_view(
+    target: Target[Network], model: Path, input_shape: str | None, task: str | None
+) -> AttackerView[Network]:
     """The view of a target; shape and task come from the options, else from its card, else from the outputs."""
     from engram.attacker import AttackerView
     from engram.errors import ConfigError
@@ -35,6 +55,8 @@ def attacker_view(target: Target, model: Path, input_shape: str | None, task: st
         shape = parse_shape(input_shape)
     elif target.card is not None:
         shape = target.card.input_shape
+    elif target.network.input_shape is not None:
+        shape = target.network.input_shape
     else:
         inputs = target.network.sizes[0]
         raise ConfigError(

@@ -16,7 +16,9 @@ EXAMPLES = (
     "engram train --data cifar10 -n 500 --flow --loss-threshold 4e-6 -o runs/cifar500flow; "
     "engram train --preset cifar500 --scale cpu -o runs/cifar500; engram train --list; "
     "engram train --data cifar10 --task multiclass --classes 5 -n 500 --lr 0.5 --epochs 10000 -o runs/five; "
-    "engram train --data cifar10 --task regression:l2 -n 300 --init standard --weight-decay 7.5e-4 -o runs/l2"
+    "engram train --data cifar10 --task regression:l2 -n 300 --init standard --weight-decay 7.5e-4 -o runs/l2; "
+    "engram train --data cifar10 -n 50 --arch 'conv3x32 relu flatten 1000 relu 1' --init standard "
+    "--weight-decay 1e-3 --lr 0.1 --epochs 5000 -o runs/conv"
 )
 
 
@@ -47,7 +49,18 @@ def train(
     data_seed: Annotated[
         int | None, typer.Option("--data-seed", help="Choose images at random; else the first of each class.")
     ] = None,
-    widths: Annotated[str, typer.Option("--widths", help="Hidden layers, e.g. 1000,1000.")] = "1000,1000",
+    widths: Annotated[
+        str | None, typer.Option("--widths", help="Hidden layers; 1000,1000 where nothing is said.")
+    ] = None,
+    arch: Annotated[
+        str | None,
+        typer.Option(
+            "--arch",
+            metavar="LAYERS",
+            help="A network with convolutions instead, e.g. 'conv3x32 relu flatten 1000 relu 1': "
+            "conv{k}x{channels}[s{stride}][p{padding}], relu, avgpool{k}, flatten, {width}.",
+        ),
+    ] = None,
     bias: Annotated[
         str, typer.Option("--bias", help="Which hidden layers have biases: first, all, none.")
     ] = "first",
@@ -90,7 +103,7 @@ def train(
     resume: Resume = False,
     snapshot_every: SnapshotEvery = 20.0,
 ) -> None:
-    """Train a fully-connected ReLU network as the papers do and write it with its card."""
+    """Train a ReLU network, fully-connected or with convolutions, as the papers do and write it with its card."""
     from engram.errors import ConfigError
 
     if show_list:

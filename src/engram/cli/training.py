@@ -12,6 +12,7 @@ from engram.cli.options import check_device, parse_widths, training_bar
 if TYPE_CHECKING:
     from engram.experiments.zoo import Plan
     from engram.targets.descent import Flow
+    from engram.targets.spec import ConvSpec, MLPSpec
 
 # what goes with --preset; all else is the preset's own
 BESIDE_PRESET = {"out", "preset", "scale", "cache", "data_root", "seed", "device", "resume", "snapshot_every"}
@@ -58,15 +59,12 @@ def plan_by_options(**options: Any) -> Plan:
     from engram.errors import ConfigError
     from engram.experiments.zoo import Plan
     from engram.targets.descent import Recipe
-    from engram.targets.spec import MLPSpec
     from engram.task import own_classes, task_named
 
     if options["data"] is None:
         raise ConfigError("there is nothing to train on; give --data and -n, or --preset (see --list)")
-    try:
-        std = None if options["init"] == "standard" else float(options["init"])
-    except ValueError as error:
-        raise ConfigError(f"--init must be a number or 'standard', got {options['init']!r}") from error
+    if options["widths"] is not None and options["arch"] is not None:
+        raise ConfigError("--widths and --arch each describe the whole network; give one of them")
     task = options["task"] or "binary"
     choice = named_data(
         options["data"],
@@ -78,13 +76,7 @@ def plan_by_options(**options: Any) -> Plan:
     )
     recipe = Recipe(**{name: options[name] for name in RECIPE_OPTIONS}, flow=_flow(options))
     images = choice.load(options["data_root"], held_out=0).train
-    network = MLPSpec(
-        inputs=images.images[0].numel(),
-        widths=parse_widths(options["widths"]),
-        outputs=task_named(task, len(images.classes)).outputs,
-        bias=options["bias"],
-        first_layer_std=std,
-    )
+    network = _network(options, tuple(images.images.shape[1:]), task_named(task, len(images.classes)).outputs)
     return Plan(data=choice, network=network, recipe=recipe, task=task)
 
 
@@ -127,6 +119,30 @@ def make(
         if quality is not None:
             typer.echo(f"  {name:9s} loss {quality.loss:.3g}, accuracy {quality.accuracy:.1%}")
     typer.echo(f"wrote {out}")
+
+
+def _network(options: dict[str, Any], shape: tuple[int, ...], outputs: int) -> MLPSpec | ConvSpec:
+    """The network that the options describe, for inputs of that shape."""
+    import math
+
+    from engram.errors import ConfigError, require
+    from engram.targets.spec import ConvSpec, MLPSpec
+
+    try:
+        std = None if options["init"] == "standard" else float(options["init"])
+    except ValueError as error:
+        raise ConfigError(f"--init must be a number or 'standard', got {options['init']!r}") from error
+    if options["arch"] is None:
+        return MLPSpec(
+            inputs=math.prod(shape),
+            widths=parse_widths(options["widths"] or "1000,1000"),
+            outputs=outputs,
+            bias=options["bias"],
+            first_layer_std=std,
+        )
+    spec = ConvSpec(input_shape=shape, layers=options["arch"], bias=options["bias"], first_layer_std=std)
+    require(spec.outputs == outputs, "--arch", f"must end in {outputs} for this task", spec.outputs)
+    return spec
 
 
 def _flow(options: dict[str, Any]) -> Flow | None:

@@ -17,7 +17,7 @@ from engram.data.choice import DataChoice
 from engram.errors import ConfigError, require
 from engram.experiments import haim_fig2
 from engram.targets.descent import Flow, Recipe
-from engram.targets.spec import BiasPolicy, MLPSpec
+from engram.targets.spec import BiasPolicy, ConvSpec, MLPSpec
 from engram.task import own_classes, task_named
 
 Scale = Literal["smoke", "cpu", "paper"]
@@ -33,7 +33,7 @@ class Plan:
     """All that `pipeline.build_target` needs, and in words how it falls short of the paper."""
 
     data: DataChoice
-    network: MLPSpec
+    network: MLPSpec | ConvSpec
     recipe: Recipe
     task: str = "binary"
     cuts: tuple[str, ...] = ()
@@ -180,6 +180,7 @@ def _cpu(full: Plan, loss: float | None) -> Plan:
 
 def _smoke(full: Plan) -> Plan:
     """A small network on a few faces for a moment; what the preset is about stays: task, biases, start, recipe."""
+    assert isinstance(full.network, MLPSpec), "a preset with convolutions needs a small sibling of its own"
     several = own_classes(full.task)
     data = DataChoice(name="faces", labels="identity" if several else "gate", n=SMOKE_IMAGES)
     network = replace(

@@ -8,6 +8,12 @@
 """
 
 from engram.inspection.ceiling import Ceiling, boundaries, ceiling
+from engram.inspection.convolutional import (
+    ConvDescription,
+    convolutional_record,
+    describe_convolutional,
+    judge_convolutional,
+)
 from engram.inspection.describe import Description, describe
 from engram.inspection.equations import Equations, count_equations
 from engram.inspection.examine import Examination, examine
@@ -19,6 +25,7 @@ from engram.inspection.verdict import Verdict, judge
 __all__ = [
     "KKT",
     "Ceiling",
+    "ConvDescription",
     "Description",
     "Equations",
     "Examination",
@@ -27,11 +34,14 @@ __all__ = [
     "Verdict",
     "boundaries",
     "ceiling",
+    "convolutional_record",
     "count_equations",
     "describe",
+    "describe_convolutional",
     "examine",
     "inspection_record",
     "judge",
+    "judge_convolutional",
     "kkt",
     "remaining_noise",
     "spectrum",

@@ -67,7 +67,7 @@ def describe(view: AttackerView, *, samples: int | None = None, progress: Progre
     for index, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):
         progress(f"spectrum of layers.{index}", sum(work[: max(1, index)]) / sum(work))
         values = space.singular_values if index == 0 else torch.linalg.svdvals(weight.double())
-        layers.append(_layer(index, weight, bias, values))
+        layers.append(describe_layer(index, weight, bias, values))
     first = spectrum(space, *network.weights[0].shape)
     progress("done", 1.0)
     return Description(
@@ -83,7 +83,8 @@ def describe(view: AttackerView, *, samples: int | None = None, progress: Progre
     )
 
 
-def _layer(index: int, weight: Tensor, bias: Tensor | None, values: Tensor) -> LayerDescription:
+def describe_layer(index: int, weight: Tensor, bias: Tensor | None, values: Tensor) -> LayerDescription:
+    """A layer of a weight [rows, columns] with these singular values."""
     rows, columns = weight.shape
     return LayerDescription(
         name=f"layers.{index}",

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from engram.attacker import AttackerView
 from engram.loop import Iteration, State
 from engram.reconstruct.candidates import Reconstruction
+from engram.targets.networks import Network
 
 
 class Attack(Iteration, Protocol):
@@ -17,7 +18,7 @@ class Attack(Iteration, Protocol):
         """As `engram reconstruct --recipe` spells it."""
 
     @property
-    def view(self) -> AttackerView: ...
+    def view(self) -> AttackerView[Network]: ...
 
     @property
     def settings(self) -> Any:

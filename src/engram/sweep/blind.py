@@ -13,11 +13,12 @@ from torch import Tensor
 
 from engram.attacker import AttackerView
 from engram.reconstruct.candidates import Reconstruction
+from engram.targets.networks import Network
 
 NOTHING_EXPLAINED = 1.0
 
 
-def unexplained_share(view: AttackerView, found: Reconstruction) -> float:
+def unexplained_share(view: AttackerView[Network], found: Reconstruction) -> float:
     """The share of the first layer that no multiple of the candidates' own contribution explains, in [0, 1].
 
     With P = [W_1 b_1] and E = sum_i lambda_i d margin_i / d P at ReLU's exact gates,

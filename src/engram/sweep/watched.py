@@ -13,6 +13,7 @@ from engram.reconstruct.attack import Attack
 from engram.reconstruct.candidates import Reconstruction
 from engram.sweep.blind import unexplained_share
 from engram.sweep.pruning import checkpoint_steps
+from engram.targets.networks import Network
 
 NOT_REACHED = -1.0
 
@@ -32,7 +33,7 @@ class Watched:
         return self.inner.recipe
 
     @property
-    def view(self) -> AttackerView:
+    def view(self) -> AttackerView[Network]:
         return self.inner.view
 
     @property

@@ -18,7 +18,8 @@ from engram.data.sampling import Split
 from engram.errors import EngramError
 from engram.targets.checkpoint import CARD_FILE, Target, open_target, save_target
 from engram.targets.descent import Recipe
-from engram.targets.spec import MLPSpec
+from engram.targets.networks import Network
+from engram.targets.spec import ConvSpec, MLPSpec
 from engram.task import Task
 
 TRAINING_VERSION = 1  # raise it when a change of the code changes what training gives
@@ -30,7 +31,7 @@ def cache_root() -> Path:
     return Path(os.environ.get("ENGRAM_CACHE") or "~/.cache/engram").expanduser() / "targets"
 
 
-def content_key(spec: MLPSpec, recipe: Recipe, task: Task, choice: DataChoice, data: Split) -> str:
+def content_key(spec: MLPSpec | ConvSpec, recipe: Recipe, task: Task, choice: DataChoice, data: Split) -> str:
     """SHA-256 of network, recipe, task, choice and content of the data, and version of the training code."""
     settings = [asdict(spec), asdict(recipe), task.name, asdict(choice), TRAINING_VERSION]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
@@ -46,7 +47,7 @@ class TargetCache:
 
     root: Path
 
-    def find(self, key: str) -> Target | None:
+    def find(self, key: str) -> Target[Network] | None:
         """The target of that key if it is there and whole."""
         place = self.root / key
         if not (place / ENTRY_FILE).exists():
@@ -58,13 +59,13 @@ class TargetCache:
         except EngramError:  # damaged: it is trained and written again
             return None
 
-    def keep(self, key: str, target: Target) -> None:
+    def keep(self, key: str, target: Target[Network]) -> None:
         place = self.root / key
         assert target.card is not None
         save_target(place, target.network, target.card)
         files.write_json(place / ENTRY_FILE, _digests(place, target))
 
 
-def _digests(place: Path, target: Target) -> dict[str, str]:
+def _digests(place: Path, target: Target[Network]) -> dict[str, str]:
     card = hashlib.sha256((place / CARD_FILE).read_bytes()).hexdigest()
     return {"weights": target.network.digest(), "card": card}

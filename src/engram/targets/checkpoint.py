@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Generic
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from engram import files
 from engram.data.choice import DataChoice
 from engram.errors import CheckpointError
+from engram.targets.architecture import Architecture
 from engram.targets.descent import Recipe
-from engram.targets.foreign import read_network
-from engram.targets.networks import DenseNetwork
-from engram.targets.spec import MLPSpec
+from engram.targets.foreign import read_any_network
+from engram.targets.networks import N_co, Network
+from engram.targets.spec import ConvSpec, MLPSpec
 from engram.targets.train import Quality
 
 MODEL_FILE, CARD_FILE = "model.safetensors", "card.json"
@@ -26,7 +27,7 @@ class Card:
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
-    network: MLPSpec
+    network: MLPSpec | ConvSpec
     task: str
     input_shape: tuple[int, ...]
     recipe: Recipe
@@ -43,29 +44,32 @@ class Card:
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
+class Target(Generic[N_co]):
     """A network as it would be released, with its card if engram trained it."""
 
-    network: DenseNetwork
+    network: N_co
     card: Card | None
 
 
-def save_target(directory: Path, network: DenseNetwork, card: Card) -> None:
+def save_target(directory: Path, network: Network, card: Card) -> None:
     """The card comes last: a directory with a card is a whole target."""
     files.write_tensors(directory / MODEL_FILE, network.params)
     files.write_json(directory / CARD_FILE, asdict(card))
 
 
-def open_target(path: Path) -> Target:
-    """A target directory of `engram train`, or any checkpoint file of a fully-connected ReLU network."""
+def open_target(path: Path, architecture: Architecture | None = None) -> Target[Network]:
+    """A target directory of `engram train`, or a checkpoint file; one with convolutions needs its `architecture`,
+    unless torch.export wrote it."""
     if not path.is_dir():
-        return Target(read_network(path), None)
+        return Target(read_any_network(path, architecture), None)
     if not (path / CARD_FILE).exists():
         raise CheckpointError(
             f"{path} holds no {CARD_FILE}, so it is no finished target of `engram train`; "
             "give that command's output directory, or a .pt, .pth or .safetensors file"
         )
-    return Target(read_network(path / MODEL_FILE), read_card(path / CARD_FILE))
+    card = read_card(path / CARD_FILE)
+    known = card.network.architecture if isinstance(card.network, ConvSpec) else None
+    return Target(read_any_network(path / MODEL_FILE, known), card)
 
 
 def read_card(path: Path) -> Card:

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from engram.errors import require
 from engram.loop import Metrics, State, Values
 from engram.targets import drift
-from engram.targets.networks import DenseNetwork
+from engram.targets.networks import N
 from engram.task import Task
 
 DTypeName = Literal["float32", "float64"]
@@ -103,13 +103,13 @@ class Slope:
 
 
 @dataclass(frozen=True, eq=False)
-class GradientDescent:
+class GradientDescent(Generic[N]):
     """The training iteration: one step is one epoch over inputs [n, ...] and labels [n].
 
     A point is given by coordinates, here the parameters themselves.
     """
 
-    start: DenseNetwork
+    start: N
     task: Task
     recipe: Recipe
     inputs: Tensor
@@ -147,7 +147,7 @@ class GradientDescent:
     def hint(self) -> str:
         return f"lower the learning rate (lr is {self.recipe.lr:g})"
 
-    def network(self, state: State) -> DenseNetwork:
+    def network(self, state: State) -> N:
         return self.start.with_params({name: state[name] for name in self.start.params})
 
     def coordinates(self) -> State:
@@ -197,7 +197,11 @@ class GradientDescent:
         slope = self.slope(state, batch)
         rate = self._rate(slope.loss)
         for name, gradient in slope.gradient.items():
-            state[name].sub_(rate * gradient)
+            # One pass over weights that may be far larger than the data, where it can be done in one.
+            if isinstance(rate, float):
+                state[name].sub_(gradient, alpha=rate)
+            else:
+                state[name].sub_(rate * gradient)
         return slope
 
     def _rate(self, loss: Tensor) -> Tensor | float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Generic
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from engram.loop import Metrics, State, Values
 from engram.targets import drift
 from engram.targets.chebyshev import advance, reach, stages_for
 from engram.targets.descent import Flow, GradientDescent, Slope
-from engram.targets.networks import DenseNetwork
+from engram.targets.networks import N
 
 SAFETY, SHRINK, GROW = 0.8, 0.2, 2.0
 MOST_STAGES = 50
@@ -30,10 +31,10 @@ PROBE = 0.3  # length of its finite difference, as a share of the step: shorter 
 
 
 @dataclass(frozen=True, eq=False)
-class FlowDescent:
+class FlowDescent(Generic[N]):
     """The flow in the coordinates of `descent`; a step is a whole Runge-Kutta step and counts its evaluations."""
 
-    descent: GradientDescent
+    descent: GradientDescent[N]
     flow: Flow
 
     def init(self) -> State:
@@ -56,7 +57,7 @@ class FlowDescent:
     def hint(self) -> str:
         return self.descent.hint()
 
-    def network(self, state: State) -> DenseNetwork:
+    def network(self, state: State) -> N:
         return self.descent.network(state)
 
     def _enter(self, state: State) -> None:

@@ -1,7 +1,8 @@
 """Read a stranger's weights: a state_dict (.pt, .pth) or safetensors of a network we never saw.
 
 The file is untrusted. Its size is bounded before it is opened, nothing in it is ever executed, and what
-it holds is interpreted by `state_dict.dense_network`.
+it holds is interpreted by `state_dict.dense_network`, or by `described_network` and `exported_network` for
+convolutions.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engram.errors import CheckpointError
+from engram.errors import CheckpointError, UnsupportedModelError
 from engram.files import read_tensors
+from engram.targets.architecture import Architecture
+from engram.targets.convolutional import ConvNetwork
+from engram.targets.described import described_network
+from engram.targets.exported import exported_network, is_exported
 from engram.targets.networks import DenseNetwork
-from engram.targets.state_dict import dense_network
+from engram.targets.state_dict import SUPPORTED, dense_network
 
 MAX_BYTES = 4 * 1024**3
 CURE = "save it with torch.save(model.state_dict(), 'model.pt')"
@@ -37,7 +42,31 @@ class _Kind(Enum):
 
 def read_network(path: Path, *, max_bytes: int = MAX_BYTES) -> DenseNetwork:
     """The fully-connected network in `path`; layers, names and nesting are found out from the file."""
+    network = read_any_network(path, max_bytes=max_bytes)
+    if not isinstance(network, DenseNetwork):
+        raise UnsupportedModelError([f"it has convolutions: {network.name}"], supported=SUPPORTED)
+    return network
+
+
+def read_any_network(
+    path: Path, architecture: Architecture | None = None, *, max_bytes: int = MAX_BYTES
+) -> DenseNetwork | ConvNetwork:
+    """The network in `path`, also one with convolutions.
+
+    These need the description of an `architecture`, or a .pt2 file, which holds its own.
+    """
     kind = _kind(path, max_bytes)
+    if kind is _Kind.ZIP and is_exported(path):
+        return exported_network(path, architecture, max_bytes=max_bytes)
+    state = _state(path, kind, max_bytes)
+    ordered = kind is not _Kind.SAFETENSORS  # safetensors sorts by name
+    if architecture is not None:
+        return described_network(state, architecture, ordered=ordered)
+    return dense_network(state, ordered=ordered)
+
+
+def _state(path: Path, kind: _Kind, max_bytes: int) -> dict[str, Tensor]:
+    """The one state_dict in a file, with plain names."""
     loaded: object = _safetensors(path) if kind is _Kind.SAFETENSORS else _pickled(path, kind, max_bytes)
     if not isinstance(loaded, Mapping):
         raise CheckpointError(f"{path} holds a {type(loaded).__name__}, not a state_dict; {CURE}")
@@ -55,7 +84,7 @@ def read_network(path: Path, *, max_bytes: int = MAX_BYTES) -> DenseNetwork:
         raise CheckpointError(
             f"{path} has unprintable or very long tensor names, e.g. {strange[0][:40]!r}; rename them"
         )
-    return dense_network(state, ordered=kind is not _Kind.SAFETENSORS)  # safetensors sorts by name
+    return state
 
 
 def _kind(path: Path, max_bytes: int) -> _Kind:
@@ -123,7 +152,10 @@ def _check_archive(path: Path, max_bytes: int) -> None:
         )
     names = {entry.filename.rpartition("/")[2] for entry in entries}
     if "constants.pkl" in names:
-        raise CheckpointError(f"{path} is a TorchScript archive, which holds code; {CURE}")
+        raise CheckpointError(
+            f"{path} is a TorchScript archive, which holds code that only running it would explain; {CURE}, "
+            "where you trust it, and describe convolutions with --arch"
+        )
     if "data.pkl" not in names:
         raise CheckpointError(f"{path} is a zip archive, but torch.save did not write it; {CURE}")
 

@@ -24,7 +24,7 @@ from engram.targets.networks import DenseNetwork
 
 
 @dataclass(frozen=True, eq=False)
-class GramDescent(GradientDescent):
+class GramDescent(GradientDescent[DenseNetwork]):
     """`GradientDescent` in the n-dimensional space of the training images."""
 
     @cached_property

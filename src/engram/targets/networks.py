@@ -4,36 +4,45 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
-from engram.targets.spec import MLPSpec
+if TYPE_CHECKING:
+    from engram.targets.spec import MLPSpec
 
 Activation = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class DenseNetwork:
-    """A fully-connected network: weights [out, in] and biases [out] or None, input to output.
-
-    >>> net = DenseNetwork((torch.tensor([[1.0, -1.0]]), torch.tensor([[2.0]])), (None, None))
-    >>> net(torch.tensor([[3.0, 1.0], [1.0, 3.0]]))
-    tensor([[4.],
-            [0.]])
-    """
+class Network(ABC):
+    """What training, attacks and files need of a network: weights and biases by layer, and a forward pass."""
 
     weights: tuple[Tensor, ...]
     biases: tuple[Tensor | None, ...]
 
+    @abstractmethod
     def __call__(self, inputs: Tensor, activation: Activation = torch.relu) -> Tensor:
-        """Outputs [n, outputs] for inputs [n, ...]; images are flattened."""
-        hidden = inputs.flatten(1)
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            hidden = torch.nn.functional.linear(hidden if layer == 0 else activation(hidden), weight, bias)
-        return hidden
+        """Outputs [n, outputs] for inputs [n, ...]."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> tuple[int, ...]:
+        """How many values enter the network, and come out of each layer that has weights."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    @property
+    def input_shape(self) -> tuple[int, ...] | None:
+        """The shape of one input, if the layers tell it; None: any shape of that many values."""
+        return None
 
     @property
     def params(self) -> dict[str, Tensor]:
@@ -51,7 +60,7 @@ class DenseNetwork:
         layers = range(len(self.weights))
         return [[name for name in self.params if name.startswith(f"layers.{layer}.")] for layer in layers]
 
-    def with_params(self, params: dict[str, Tensor]) -> DenseNetwork:
+    def with_params(self, params: dict[str, Tensor]) -> Self:
         """The same architecture with other values, by the names of `params`."""
         layers = range(len(self.weights))
         return replace(
@@ -60,22 +69,13 @@ class DenseNetwork:
             biases=tuple(params.get(f"layers.{layer}.bias") for layer in layers),
         )
 
-    def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> DenseNetwork:
+    def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
         moved = {name: value.to(device=device, dtype=dtype) for name, value in self.params.items()}
         return self.with_params(moved)
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Width of every layer from the inputs to the outputs."""
-        return (self.weights[0].shape[1], *(len(weight) for weight in self.weights))
-
-    @property
-    def name(self) -> str:
-        return "-".join(map(str, self.sizes))
-
     def digest(self) -> str:
         """SHA-256 of names and values: says which weights a result belongs to."""
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(self._beyond_weights())
         for name, value in self.params.items():
             digest.update(name.encode())
             digest.update(value.detach().cpu().contiguous().numpy().tobytes())
@@ -86,23 +86,73 @@ class DenseNetwork:
         """Whether scaling all params scales the output by a power: biases in the first layer only."""
         return all(bias is None for bias in self.biases[1:])
 
+    def _beyond_weights(self) -> bytes:
+        """What the outputs depend on that the names and shapes of the weights do not tell."""
+        return b""
+
+
+@dataclass(frozen=True, eq=False)
+class DenseNetwork(Network):
+    """A fully-connected network: weights [out, in] and biases [out] or None, input to output.
+
+    >>> net = DenseNetwork((torch.tensor([[1.0, -1.0]]), torch.tensor([[2.0]])), (None, None))
+    >>> net(torch.tensor([[3.0, 1.0], [1.0, 3.0]]))
+    tensor([[4.],
+            [0.]])
+    """
+
+    def __call__(self, inputs: Tensor, activation: Activation = torch.relu) -> Tensor:
+        """Outputs [n, outputs] for inputs [n, ...]; images are flattened."""
+        hidden = inputs.flatten(1)
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            hidden = torch.nn.functional.linear(hidden if layer == 0 else activation(hidden), weight, bias)
+        return hidden
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Width of every layer from the inputs to the outputs."""
+        return (self.weights[0].shape[1], *(len(weight) for weight in self.weights))
+
+    @property
+    def name(self) -> str:
+        return "-".join(map(str, self.sizes))
+
+
+N = TypeVar("N", bound=Network, default=DenseNetwork)
+N_co = TypeVar("N_co", bound=Network, default=DenseNetwork, covariant=True)
+"""A kind of network; what holds one holds a fully-connected one unless it says otherwise."""
+
 
 def initialise(spec: MLPSpec, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> DenseNetwork:
-    """Draw a network: U(±1/sqrt(fan_in)) in every layer, but N(0, std²) in a small first layer.
+    """Draw a fully-connected network, see `draw_layers`."""
+    shapes = list(zip(spec.sizes[1:], spec.sizes, strict=False))
+    has_bias = [spec.has_bias(layer) for layer in range(len(shapes))]
+    return DenseNetwork(*draw_layers(shapes, has_bias, spec.first_layer_std, generator, dtype))
+
+
+def draw_layers(
+    shapes: Sequence[tuple[int, ...]],
+    has_bias: Sequence[bool],
+    first_layer_std: float | None,
+    generator: torch.Generator,
+    dtype: torch.dtype,
+) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+    """Weights [out, in, ...] and biases [out]: U(±1/sqrt(fan_in)), but N(0, std²) in a small first layer.
 
     Drawn in float64 and then rounded, so that float32 and float64 targets of a seed start alike.
     """
     weights: list[Tensor] = []
     biases: list[Tensor | None] = []
-    for layer, (fan_in, fan_out) in enumerate(zip(spec.sizes, spec.sizes[1:], strict=False)):
-        std = spec.first_layer_std if layer == 0 else None
+    for layer, (shape, with_bias) in enumerate(zip(shapes, has_bias, strict=True)):
+        std = first_layer_std if layer == 0 else None
+        bound = 1 / math.sqrt(math.prod(shape[1:]))
 
-        def draw(shape: Iterable[int], std: float | None = std, bound: float = 1 / math.sqrt(fan_in)) -> Tensor:
-            value = torch.empty(tuple(shape), dtype=torch.float64)
+        def draw(shape: tuple[int, ...], std: float | None = std, bound: float = bound) -> Tensor:
+            value = torch.empty(shape, dtype=torch.float64)
             if std is None:
                 return value.uniform_(-bound, bound, generator=generator).to(dtype)
             return value.normal_(0, std, generator=generator).to(dtype)
 
-        weights.append(draw((fan_out, fan_in)))
-        biases.append(draw((fan_out,)) if spec.has_bias(layer) else None)
-    return DenseNetwork(tuple(weights), tuple(biases))
+        weights.append(draw(shape))
+        biases.append(draw(shape[:1]) if with_bias else None)
+    return tuple(weights), tuple(biases)

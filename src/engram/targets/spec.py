@@ -1,14 +1,30 @@
-"""What network: the fully-connected ReLU networks of the papers, described by their widths."""
+"""What network: the papers' ReLU networks, fully-connected by their widths, convolutional by their layers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Literal, Protocol
+
+import torch
 
 from engram.errors import require
+from engram.targets.architecture import Architecture
+from engram.targets.convolutional import ConvNetwork
+from engram.targets.networks import DenseNetwork, N_co, draw_layers, initialise
 
 BiasPolicy = Literal["first", "all", "none"]
 """Which hidden layers have biases. `first` keeps the network homogeneous; the output layer never has one."""
+
+
+class Spec(Protocol[N_co]):
+    """A network before its weights."""
+
+    @property
+    def name(self) -> str: ...
+
+    def initialise(self, generator: torch.Generator, dtype: torch.dtype) -> N_co:
+        """Draw its weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +54,7 @@ class MLPSpec:
             self.widths,
             "for example 1000,1000",
         )
-        require(self.bias in ("first", "all", "none"), "bias", "must be first, all or none", self.bias)
-        require(
-            self.first_layer_std is None or self.first_layer_std > 0,
-            "first_layer_std",
-            "must be positive",
-            self.first_layer_std,
-            "leave it out for the standard initialisation",
-        )
+        _check(self.bias, self.first_layer_std)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -58,5 +67,59 @@ class MLPSpec:
 
     def has_bias(self, layer: int) -> bool:
         """Whether layer 0, 1, ... has a bias."""
-        is_hidden = layer < len(self.widths)
-        return is_hidden and (self.bias == "all" or (self.bias == "first" and layer == 0))
+        return _has_bias(self.bias, layer, len(self.widths))
+
+    def initialise(self, generator: torch.Generator, dtype: torch.dtype) -> DenseNetwork:
+        return initialise(self, generator, dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvSpec:
+    """A ReLU network with convolutions, its layers as `architecture` words them; the rest is as in `MLPSpec`.
+
+    >>> ConvSpec(input_shape=(3, 32, 32), layers="conv3x32 relu flatten 1000 relu 1").name
+    '3x32x32-conv3x32-1000-1'
+    """
+
+    input_shape: tuple[int, ...]
+    layers: str
+    bias: BiasPolicy = "first"
+    first_layer_std: float | None = 1e-4
+
+    def __post_init__(self) -> None:
+        _check(self.bias, self.first_layer_std)
+        assert self.architecture is not None  # parsed here, so that a wrong one is told at once
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        return Architecture.parse(self.layers, self.input_shape)
+
+    @property
+    def outputs(self) -> int:
+        return self.architecture.sizes[-1]
+
+    @property
+    def name(self) -> str:
+        return self.architecture.name
+
+    def initialise(self, generator: torch.Generator, dtype: torch.dtype) -> ConvNetwork:
+        shapes = self.architecture.weight_shapes
+        has_bias = [_has_bias(self.bias, layer, len(shapes) - 1) for layer in range(len(shapes))]
+        return ConvNetwork(
+            *draw_layers(shapes, has_bias, self.first_layer_std, generator, dtype), architecture=self.architecture
+        )
+
+
+def _has_bias(policy: BiasPolicy, layer: int, hidden_layers: int) -> bool:
+    return layer < hidden_layers and (policy == "all" or (policy == "first" and layer == 0))
+
+
+def _check(bias: str, first_layer_std: float | None) -> None:
+    require(bias in ("first", "all", "none"), "bias", "must be first, all or none", bias)
+    require(
+        first_layer_std is None or first_layer_std > 0,
+        "first_layer_std",
+        "must be positive",
+        first_layer_std,
+        "leave it out for the standard initialisation",
+    )

@@ -34,7 +34,10 @@ _NORM = (
     "normalisation or a learnt activation (BatchNorm, LayerNorm, PReLU): {}; "
     "fold it into its neighbours or train without it (an output layer must be [1, in], not [in])"
 )
-_CONVOLUTION = "convolution (weights of three or more dimensions): {}; only fully-connected layers can be read"
+_CONVOLUTION = (
+    "convolution (weights of three or more dimensions): {}; describe the layers, for example "
+    "--arch 'conv3x32 relu flatten 1000 relu 1'"
+)
 _EMBEDDING = "embedding: {}; if it is a fully-connected layer, rename it"
 _RECURRENT = "recurrent layers: {}; only feed-forward ones can be read"
 _ATTENTION = "attention: {}; only fully-connected layers can be read"
@@ -82,7 +85,7 @@ def dense_network(state: Mapping[str, Tensor], *, ordered: bool = True) -> Dense
     >>> dense_network(state).name
     '2-3-1'
     """
-    state = {name: value.detach() for name, value in state.items() if not _is_counter(value)}
+    state = {name: value.detach() for name, value in state.items() if not is_counter(value)}
     if not 0 < len(state) <= MAX_TENSORS:
         count = f"{len(state):,} tensors, more than {MAX_TENSORS}" if state else "no tensors"
         raise UnsupportedModelError(
@@ -95,22 +98,34 @@ def dense_network(state: Mapping[str, Tensor], *, ordered: bool = True) -> Dense
         problems += misfits
     elif not problems:  # else the other layers are the news
         problems.append(f"only one layer, {layers[0]}: no hidden layer to read images from; train one with it")
-    problems += _unreadable_values(state)
+    problems += unreadable_values(state)
     if problems:
         raise UnsupportedModelError(problems, supported=SUPPORTED)
     # starting from float32 lifts the half precisions
     dtype = reduce(torch.promote_types, (value.dtype for value in state.values()), torch.float32)
 
-    def own(value: Tensor) -> Tensor:  # a copy shares nothing with a mapped file or a live model
-        return value.to(device="cpu", dtype=dtype, copy=True, memory_format=torch.contiguous_format)
-
     return DenseNetwork(
-        tuple(own(layer.weight) for layer in chain),
-        tuple(None if layer.bias is None else own(layer.bias) for layer in chain),
+        tuple(own_copy(layer.weight, dtype) for layer in chain),
+        tuple(None if layer.bias is None else own_copy(layer.bias, dtype) for layer in chain),
     )
 
 
-def _is_counter(value: Tensor) -> bool:
+def own_copy(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A plain tensor in memory that shares nothing with a mapped file or a live model."""
+    return value.to(device="cpu", dtype=dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def layer_of(name: str) -> str:
+    """The layer that a weight or bias belongs to by its name; a name that says nothing is its own layer.
+
+    >>> layer_of("net.fc1.weight"), layer_of("net.fc1.bias"), layer_of("W1"), layer_of("kernel")
+    ('net.fc1', 'net.fc1', '1', 'kernel')
+    """
+    match = _LEAF.match(name)
+    return name if match is None else ".".join(filter(None, (match["stem"], match["number"])))
+
+
+def is_counter(value: Tensor) -> bool:
     """Steps, epochs, averaged models: a lone integer takes no part in the forward pass."""
     return value.ndim == 0 and not value.is_floating_point() and not value.is_complex()
 
@@ -126,7 +141,7 @@ def _layers(state: Mapping[str, Tensor]) -> tuple[list[_Layer], list[str]]:
         if kind or not match:
             found.setdefault(kind or _UNKNOWN, []).append(name)
             continue
-        layer = ".".join(filter(None, (match["stem"], match["number"])))
+        layer = layer_of(name)
         if (weights if match["leaf"][0] in "wW" else biases).setdefault(layer, name) != name:
             found.setdefault(_TWICE, []).append(name)
     layers = []
@@ -143,14 +158,14 @@ def _layers(state: Mapping[str, Tensor]) -> tuple[list[_Layer], list[str]]:
     for layer, name in biases.items():
         if not any(part.startswith(f"{layer}.") for part in in_parts):
             found.setdefault(_ORPHAN, []).append(name)
-    return layers, [kind.replace("{}", _listed(names)) for kind, names in found.items()]
+    return layers, [kind.replace("{}", listed(names)) for kind, names in found.items()]
 
 
 def _chain(layers: list[_Layer], ordered: bool) -> tuple[list[_Layer], list[str]]:
     """The layers from input to output if there is one such order, and the problems."""
     problems = []
     if _is_transposed(layers, ordered):
-        shapes = _listed([str(layer) for layer in layers])
+        shapes = listed([str(layer) for layer in layers])
         problems.append(f"the layers chain only if every weight is transposed: {shapes}; save weight.T, [out, in]")
         layers = [_flipped(layer) for layer in layers]
     problems += [
@@ -164,7 +179,7 @@ def _chain(layers: list[_Layer], ordered: bool) -> tuple[list[_Layer], list[str]
         if (len(trails) == 1 and complete) or (trails and ordered and trails[0] == tuple(range(len(layers)))):
             return [layers[index] for index in trails[0]], problems
         if trails:
-            orders = "; or ".join(_listed([layers[i].weight_name for i in trail], " > ") for trail in trails)
+            orders = "; or ".join(listed([layers[i].weight_name for i in trail], " > ") for trail in trails)
             return [], [*problems, f"several orders of the layers fit: {orders}; number their names in order"]
     return [], problems + _misfits(layers if ordered else sorted(layers, key=lambda layer: layer.number))
 
@@ -235,12 +250,12 @@ def _misfits(layers: Sequence[_Layer]) -> list[str]:
                 "a layer is missing, or something other than a ReLU lies between them"
             )
     if branches:
-        path = _listed([str(layer) for layer in chain], " > ")
-        problems.append(f"residual or branching: {_listed(branches)} fits nowhere in {path}; save a single path")
+        path = listed([str(layer) for layer in chain], " > ")
+        problems.append(f"residual or branching: {listed(branches)} fits nowhere in {path}; save a single path")
     return problems
 
 
-def _unreadable_values(state: Mapping[str, Tensor]) -> list[str]:
+def unreadable_values(state: Mapping[str, Tensor]) -> list[str]:
     """Tensors that are not plain finite floating-point numbers, unless their name is a problem already."""
     kinds, broken = [], []
     for name, value in state.items():
@@ -254,15 +269,15 @@ def _unreadable_values(state: Mapping[str, Tensor]) -> list[str]:
             broken.append(f"{name} ({count:,} of {value.numel():,})")
     problems = []
     if kinds:
-        problems.append(f"not plain floating-point tensors: {_listed(kinds)}; save model.float().state_dict()")
+        problems.append(f"not plain floating-point tensors: {listed(kinds)}; save model.float().state_dict()")
     if broken:
-        problems.append(f"NaN or infinite values: {_listed(broken)}; training diverged, or the file is damaged")
+        problems.append(f"NaN or infinite values: {listed(broken)}; training diverged, or the file is damaged")
     return problems
 
 
-def _listed(names: Sequence[str], between: str = ", ", most: int = 8) -> str:
+def listed(names: Sequence[str], between: str = ", ", most: int = 8) -> str:
     """
-    >>> _listed(["a", "b", "c"], most=2)
+    >>> listed(["a", "b", "c"], most=2)
     'a, b and 1 more'
     """
     more = f" and {len(names) - most:,} more" if len(names) > most else ""

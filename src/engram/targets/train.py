@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,8 +14,8 @@ from engram.loop import Budget, Observer, Snapshots, Solution, run
 from engram.targets.descent import GradientDescent, Recipe
 from engram.targets.flow import FlowDescent
 from engram.targets.gram import GramDescent
-from engram.targets.networks import DenseNetwork, initialise
-from engram.targets.spec import MLPSpec
+from engram.targets.networks import DenseNetwork, N, Network
+from engram.targets.spec import Spec
 from engram.task import Task
 
 
@@ -39,7 +40,7 @@ def require_classes(classes: Sequence[str], task: Task) -> None:
 
 
 @torch.no_grad()
-def measure(network: DenseNetwork, task: Task, inputs: Tensor, labels: Tensor) -> Quality:
+def measure(network: Network, task: Task, inputs: Tensor, labels: Tensor) -> Quality:
     """Loss, accuracy and smallest margin, in chunks so that a large test set fits."""
     dtype = network.weights[0].dtype
     logits = torch.cat([network(chunk.to(dtype)) for chunk in torch.split(inputs, 4096)])
@@ -51,7 +52,7 @@ def measure(network: DenseNetwork, task: Task, inputs: Tensor, labels: Tensor) -
 
 
 def train(
-    spec: MLPSpec,
+    spec: Spec[N],
     recipe: Recipe,
     task: Task,
     inputs: Tensor,
@@ -61,15 +62,20 @@ def train(
     snapshots: Snapshots | None = None,
     resume: bool = False,
     observers: Sequence[Observer] = (),
-) -> tuple[DenseNetwork, Solution]:
+) -> tuple[N, Solution]:
     """Train a fresh network on centred inputs [n, ...]; the solution tells how training ended."""
     generator = torch.Generator().manual_seed(recipe.seed)
-    start = initialise(spec, generator, recipe.torch_dtype).to(device=device)
+    start = spec.initialise(generator, recipe.torch_dtype).to(device=device)
     flat = inputs.flatten(1).to(device=device, dtype=recipe.torch_dtype)
-    # The Gram form costs n² where plain descent costs n d, and is the same trajectory.
-    method = GramDescent if len(flat) < flat.shape[1] else GradientDescent
-    descent = method(start, task, recipe, flat, labels.to(device))
+    descent = _descent(start, task, recipe, flat, labels.to(device))
     iteration = descent if recipe.flow is None else FlowDescent(descent, recipe.flow)
     budget = Budget(steps=recipe.epochs)
     solution = run(iteration, budget, snapshots=snapshots, resume=resume, observers=observers)
     return descent.network(solution.state), solution
+
+
+def _descent(start: N, task: Task, recipe: Recipe, inputs: Tensor, labels: Tensor) -> GradientDescent[N]:
+    """The Gram form costs n² where plain descent costs n d, and is the same trajectory; it needs a dense layer."""
+    if isinstance(start, DenseNetwork) and len(inputs) < inputs.shape[1]:
+        return cast("GradientDescent[N]", GramDescent(start, task, recipe, inputs, labels))
+    return GradientDescent(start, task, recipe, inputs, labels)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engram.targets.networks import Activation, DenseNetwork
+from engram.targets.networks import Activation, Network
 from engram.task import Task
 
 
 def residuals(
-    network: DenseNetwork, task: Task, activation: Activation, inputs: Tensor, labels: Tensor, duals: Tensor
+    network: Network, task: Task, activation: Activation, inputs: Tensor, labels: Tensor, duals: Tensor
 ) -> dict[str, Tensor]:
     """What the candidates leave unexplained of every parameter tensor.
 

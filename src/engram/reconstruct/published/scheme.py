@@ -13,6 +13,7 @@ from engram.reconstruct.candidates import Reconstruction
 from engram.reconstruct.published.objective import dual_loss, range_loss, residuals, stationarity_loss
 from engram.reconstruct.published.relu import smoothed_relu
 from engram.reconstruct.published.settings import Buzaglo2023, Haim2022
+from engram.targets.networks import Network
 
 __all__ = ["Buzaglo2023", "Haim2022", "PublishedScheme"]
 
@@ -21,7 +22,7 @@ __all__ = ["Buzaglo2023", "Haim2022", "PublishedScheme"]
 class PublishedScheme:
     """L = L_stationary + 5 L_lambda + L_prior, minimised over images [m, ...] and the task's duals."""
 
-    view: AttackerView
+    view: AttackerView[Network]
     settings: Haim2022
 
     def __post_init__(self) -> None:

@@ -1,0 +1,182 @@
+"""Networks with convolutions: their text, forward pass, gradients, training and the published scheme."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engram.attacker import AttackerView
+from engram.errors import ConfigError, UnsupportedModelError
+from engram.loop import Budget, Snapshots, run
+from engram.reconstruct.published.objective import residuals
+from engram.reconstruct.published.relu import smoothed_relu
+from engram.reconstruct.published.scheme import Buzaglo2023, PublishedScheme
+from engram.targets.architecture import Architecture, parse_layers
+from engram.targets.convolutional import ConvNetwork
+from engram.targets.descent import GradientDescent, Recipe
+from engram.targets.networks import DenseNetwork
+from engram.targets.spec import BiasPolicy, ConvSpec
+from engram.targets.train import train
+from engram.task import Binary, Multiclass, MulticlassPairs, Regression, Task
+from tests import cases
+
+SHAPE = (2, 7, 6)
+DEEP = "conv3x4s2p1 relu conv2x3 relu avgpool2 flatten 5 relu {}"
+
+
+def conv_network(layers: str, *, bias: BiasPolicy = "first", shape: tuple[int, ...] = SHAPE) -> ConvNetwork:
+    spec = ConvSpec(input_shape=shape, layers=layers, bias=bias, first_layer_std=None)
+    return spec.initialise(torch.Generator().manual_seed(0), torch.float64)
+
+
+def as_modules(network: ConvNetwork) -> nn.Sequential:
+    """The deep network in torch's own modules."""
+    modules = nn.Sequential(
+        nn.Conv2d(2, 4, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(4, 3, 2),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(3, 5),
+        nn.ReLU(),
+        nn.Linear(5, 1, bias=False),
+    ).double()
+    owners = [module for module in modules if isinstance(module, nn.Conv2d | nn.Linear)]
+    with torch.no_grad():
+        for module, weight, bias in zip(owners, network.weights, network.biases, strict=True):
+            module.weight.copy_(weight)
+            if module.bias is not None and bias is not None:
+                module.bias.copy_(bias)
+    return modules
+
+
+def test_forward_pass_equals_torch_s_modules() -> None:
+    network = conv_network(DEEP.format(1), bias="all")
+    inputs = torch.randn(5, *SHAPE, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(network(inputs), as_modules(network)(inputs))
+        torch.testing.assert_close(network(inputs.flatten(1)), network(inputs))
+
+
+def test_every_choice_of_a_layer_shows_in_the_digest() -> None:
+    plain = conv_network("conv3x4 relu flatten 1", shape=(1, 3, 3))
+    other = ConvNetwork(plain.weights, plain.biases, Architecture.parse("conv3x4s2 relu flatten 1", (1, 3, 3)))
+    assert plain.digest() != other.digest()
+    assert plain.digest() == plain.to(dtype=torch.float64).digest()
+
+
+def patchwise_gradients(network: ConvNetwork, x: Tensor, coefficients: Tensor, slope: float) -> list[np.ndarray]:
+    """sum_k c_k dPhi_k(x)/dtheta of conv-dense-dense by loops; the convolution's is a sum over patches.
+
+    ReLU's derivative is sigmoid(slope z), as in the papers. Weight and bias of the convolution, then the weights.
+    """
+    kernels, dense, last = (weight.numpy() for weight in network.weights)
+    bias = network.biases[0]
+    assert bias is not None
+    image, k = x.numpy(), kernels.shape[2]
+    places = [(i, j) for i in range(image.shape[1] - k + 1) for j in range(image.shape[2] - k + 1)]
+    patches = np.stack([image[:, i : i + k, j : j + k] for i, j in places])
+    pre = np.array([[(kernel * patch).sum() for patch in patches] for kernel in kernels]) + bias.numpy()[:, None]
+    hidden = np.maximum(pre, 0).reshape(-1)
+    upper = dense @ hidden
+    by_upper = (last.T @ coefficients.numpy()) / (1 + np.exp(-slope * upper))
+    by_pre = (dense.T @ by_upper).reshape(pre.shape) / (1 + np.exp(-slope * pre))
+    return [
+        np.stack([sum(by_pre[c, p] * patches[p] for p in range(len(places))) for c in range(len(kernels))]),
+        by_pre.sum(1),
+        np.outer(by_upper, hidden),
+        np.outer(coefficients.numpy(), np.maximum(upper, 0)),
+    ]
+
+
+TASKS = (Binary(), Multiclass(3), MulticlassPairs(3), Regression("l2"))
+EVERY_TASK = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+
+
+@EVERY_TASK
+def test_stationarity_equals_loops_over_patches(task: Task) -> None:
+    network = conv_network(f"conv3x4 relu flatten 6 relu {task.outputs}")
+    inputs, labels = cases.points(6, 84, labels=task.label_count)
+    inputs = inputs.view(6, *SHAPE)
+    duals = task.draw_duals(labels, torch.Generator().manual_seed(1))
+    found = residuals(network, task, smoothed_relu(5.0), inputs, labels, duals)
+    rows = task.output_weights(labels, duals, network(inputs))
+    expected = [value.numpy().copy() for value in network.params.values()]
+    for x, row in zip(inputs, rows, strict=True):
+        for total, part in zip(expected, patchwise_gradients(network, x, row, 5.0), strict=True):
+            total -= part / 6
+    for value, by_hand in zip(found.values(), expected, strict=True):
+        np.testing.assert_allclose(value.detach().numpy(), by_hand, rtol=0, atol=1e-10)
+
+
+@EVERY_TASK
+def test_published_scheme_descends_and_resumes_bit_identical(task: Task, tmp_path: Path) -> None:
+    view = AttackerView(conv_network(DEEP.format(task.outputs)), SHAPE, task)
+    floor = {"dual_floor": 0.0, "dual_weight": 0.0} if task.has_signed_duals else {}
+    rates = {"lr_images": 1e-2, "lr_duals": 1e-2}
+    scheme = PublishedScheme(view, Buzaglo2023(candidates=6, steps=30, image_std=0.1, **floor, **rates))  # type: ignore[arg-type]
+    snapshots = Snapshots(path=tmp_path / "snapshot")
+    run(scheme, Budget(steps=11), snapshots=snapshots)
+    resumed = run(scheme, Budget(steps=30), snapshots=snapshots, resume=True)
+    whole = run(scheme, Budget(steps=30))
+    assert all(torch.equal(resumed.state[name], value) for name, value in whole.state.items())
+    assert whole.loss < run(scheme, Budget(steps=1)).loss
+    assert scheme.reconstruction(whole.state).images.shape == (6, *SHAPE)
+
+
+def test_training_separates_and_resumes_bit_identical(tmp_path: Path) -> None:
+    inputs, labels = cases.points(12, 84)
+    spec = ConvSpec(input_shape=SHAPE, layers="conv3x4 relu flatten 20 relu 1", first_layer_std=0.1)
+    recipe = Recipe(lr=0.1, epochs=200, weight_decay=1e-3, batch=4)
+    network, solution = train(spec, recipe, Binary(), inputs, labels)
+    assert Binary().correct(network(inputs.float()), labels).all()
+    snapshots = Snapshots(path=tmp_path / "snapshot")
+    start = spec.initialise(torch.Generator().manual_seed(0), torch.float32)
+    descent = GradientDescent(start, Binary(), recipe, inputs.float(), labels)
+    run(descent, Budget(steps=90), snapshots=snapshots)
+    again = run(descent, Budget(steps=200), snapshots=snapshots, resume=True)
+    assert all(torch.equal(again.state[name], value) for name, value in solution.state.items())
+    assert network.name == "2x7x6-conv3x4-20-1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("conv3 relu flatten 1", "--arch has no layer 'conv3'"),
+        ("conv3x4 maxpool2 flatten softmax", "'maxpool2', 'softmax'"),
+        ("conv3x4 relu 1", "1 (layer 3) can't take 4x5x4: a fully-connected layer needs flatten"),
+        ("conv9x4 flatten 1", "conv9x4 (layer 1) can't take 2x7x6: its kernel is larger than the image"),
+        ("conv3x4 avgpool5 flatten 1", "its squares are larger"),
+        ("flatten conv3x4 1", "it needs an image"),
+        ("conv3x4 relu flatten", "must end in a fully-connected layer, not in flatten"),
+        ("flatten 10 relu 1", "it has no convolution"),
+        ("conv1x999999999 flatten 999999999", "more than 2,147,483,648 values"),
+        ("", "must have 1 to 256 layers, got 0"),
+    ],
+)
+def test_wrong_descriptions_are_told_with_the_layer(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Architecture.parse(text, SHAPE)
+    assert message in str(caught.value)
+
+
+def test_text_is_read_as_it_is_written() -> None:
+    text = "conv3x8s2p1 relu avgpool2 conv1x4 relu flatten 10 relu 1"
+    assert " ".join(map(str, parse_layers(text.upper()))) == text
+
+
+def test_a_view_of_another_kind_or_shape_is_refused() -> None:
+    network = conv_network("conv3x4 relu flatten 1")
+    with pytest.raises(UnsupportedModelError, match="input shape 2x7x7 has 98 values"):
+        AttackerView(network, (2, 7, 7), Binary())
+    with pytest.raises(UnsupportedModelError, match="input shape 7x6x2 is not the 2x7x6 of the network's layers"):
+        AttackerView(network, (7, 6, 2), Binary())
+    with pytest.raises(ConfigError, match="can't be read here"):
+        AttackerView(network, SHAPE, Binary()).narrowed(DenseNetwork)
+    with pytest.raises(UnsupportedModelError, match="1 outputs, but a multiclass task has 3"):
+        AttackerView(network, SHAPE, Multiclass(3))
