@@ -15,9 +15,10 @@ from engram.loop import Budget, Snapshots, run
 from engram.reconstruct.published.objective import residuals
 from engram.reconstruct.published.relu import smoothed_relu
 from engram.reconstruct.published.scheme import Buzaglo2023, PublishedScheme
-from engram.targets.architecture import Architecture, parse_layers
+from engram.targets.architecture import Architecture
 from engram.targets.convolutional import ConvNetwork
 from engram.targets.descent import GradientDescent, Recipe
+from engram.targets.layers import parse_layers
 from engram.targets.networks import DenseNetwork
 from engram.targets.spec import BiasPolicy, ConvSpec
 from engram.targets.train import train

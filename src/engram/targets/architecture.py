@@ -1,114 +1,17 @@
-"""Feed-forward architectures as a line of text: `conv3x32 relu flatten 1000 relu 1`.
-
-conv{k}x{channels}[s{stride}][p{padding}]   convolution with k x k kernels
-relu
-avgpool{k}                                  means over k x k squares that do not overlap
-flatten                                     [C, H, W] to C H W values, as torch does
-{width}                                     a fully-connected layer
-"""
+"""Feed-forward architectures as a line of text: `conv3x32 relu flatten 1000 relu 1`, in the words of `layers`."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from engram.errors import ConfigError
+from engram.targets.layers import EXAMPLE, Conv, Dense, Flatten, Layer, MisfitError, ReLU, Shape, parse_layers
 
-Shape = tuple[int, ...]
 MAX_LAYERS = 256
 MAX_VALUES = 2**31
 """Weights of one layer, and values between two layers, at the most: shapes of strangers may be absurd."""
-EXAMPLE = "for example 'conv3x32 relu flatten 1000 relu 1'"
-
-
-class MisfitError(ValueError):
-    """A layer can't take what arrives; the message says why."""
-
-
-@dataclass(frozen=True)
-class Conv:
-    """Convolution, [C, H, W] -> [channels, H', W'] with H' = (H + 2 padding - kernel) // stride + 1."""
-
-    kernel: int
-    channels: int
-    stride: int = 1
-    padding: int = 0
-
-    def __str__(self) -> str:
-        stride = f"s{self.stride}" if self.stride != 1 else ""
-        return f"conv{self.kernel}x{self.channels}{stride}" + (f"p{self.padding}" if self.padding else "")
-
-    def shape_after(self, before: Shape) -> Shape:
-        height, width = _image(before)[1:]
-        sides = [(side + 2 * self.padding - self.kernel) // self.stride + 1 for side in (height, width)]
-        if min(sides) < 1:
-            raise MisfitError("its kernel is larger than the image")
-        return (self.channels, *sides)
-
-    def weight_shape(self, before: Shape) -> Shape:
-        return (self.channels, before[0], self.kernel, self.kernel)
-
-
-@dataclass(frozen=True)
-class AvgPool:
-    """Means over kernel x kernel squares side by side; what is left over at the far edges is dropped."""
-
-    kernel: int
-
-    def __str__(self) -> str:
-        return f"avgpool{self.kernel}"
-
-    def shape_after(self, before: Shape) -> Shape:
-        channels, height, width = _image(before)
-        if min(height, width) < self.kernel:
-            raise MisfitError("its squares are larger than the image")
-        return (channels, height // self.kernel, width // self.kernel)
-
-
-@dataclass(frozen=True)
-class ReLU:
-    """max(z, 0), or what an attack puts in its place."""
-
-    def __str__(self) -> str:
-        return "relu"
-
-    def shape_after(self, before: Shape) -> Shape:
-        return before
-
-
-@dataclass(frozen=True)
-class Flatten:
-    """[C, H, W] -> [C H W]."""
-
-    def __str__(self) -> str:
-        return "flatten"
-
-    def shape_after(self, before: Shape) -> Shape:
-        return (math.prod(before),)
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A fully-connected layer, [in] -> [width]."""
-
-    width: int
-
-    def __str__(self) -> str:
-        return str(self.width)
-
-    def shape_after(self, before: Shape) -> Shape:
-        if len(before) != 1:
-            raise MisfitError("a fully-connected layer needs flatten before it")
-        return (self.width,)
-
-    def weight_shape(self, before: Shape) -> Shape:
-        return (self.width, before[0])
-
-
-Layer = Conv | AvgPool | ReLU | Flatten | Dense
 
 
 @dataclass(frozen=True)
@@ -185,48 +88,3 @@ class Architecture:
             if max(weights, math.prod(shape)) > MAX_VALUES:
                 return [*problems, f"{layer} (layer {place}) has more than {MAX_VALUES:,} values"]
         return problems
-
-
-def parse_layers(text: str) -> tuple[Layer, ...]:
-    """The layers of a line of text; every word that is none is named in one error.
-
-    >>> [str(layer) for layer in parse_layers("conv3x8s2p1 relu avgpool2 flatten 10")]
-    ['conv3x8s2p1', 'relu', 'avgpool2', 'flatten', '10']
-    """
-    words = text.split()
-    layers = [_layer(word) for word in words]
-    if unknown := [word for word, layer in zip(words, layers, strict=True) if layer is None]:
-        raise ConfigError(
-            f"--arch has no layer {', '.join(map(repr, unknown[:8]))}; it knows conv{{k}}x{{channels}}"
-            f"[s{{stride}}][p{{padding}}], relu, avgpool{{k}}, flatten and {{width}}, {EXAMPLE}"
-        )
-    return tuple(_known(layers))
-
-
-def _known(layers: Iterable[Layer | None]) -> list[Layer]:
-    return [layer for layer in layers if layer is not None]
-
-
-_NUMBER = "([1-9][0-9]{0,8})"
-_WORDS = (
-    (re.compile(f"conv{_NUMBER}x{_NUMBER}(?:s{_NUMBER})?(?:p([0-9]{{1,4}}))?"), Conv),
-    (re.compile(f"avgpool{_NUMBER}"), AvgPool),
-    (re.compile(_NUMBER), Dense),
-    (re.compile("relu"), ReLU),
-    (re.compile("flatten"), Flatten),
-)
-
-
-def _layer(word: str) -> Layer | None:
-    for pattern, kind in _WORDS:
-        if found := pattern.fullmatch(word.lower()):
-            names = ("kernel", "channels", "stride", "padding")
-            given = {name: int(value) for name, value in zip(names, found.groups(), strict=False) if value}
-            return Dense(int(found[1])) if kind is Dense else kind(**given)
-    return None
-
-
-def _image(shape: Shape) -> Shape:
-    if len(shape) != 3:
-        raise MisfitError("it needs an image, channels x height x width")
-    return shape

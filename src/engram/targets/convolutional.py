@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from engram.errors import ConfigError
-from engram.targets.architecture import Architecture, AvgPool, Conv, Dense, Flatten, Layer, ReLU
+from engram.targets.architecture import Architecture
+from engram.targets.layers import AvgPool, Conv, Dense, Flatten, Layer, ReLU
 from engram.targets.networks import Activation, DenseNetwork, Network
 
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from engram.errors import UnsupportedModelError
-from engram.targets.architecture import Architecture, Shape
+from engram.targets.architecture import Architecture
 from engram.targets.convolutional import ConvNetwork
+from engram.targets.layers import Shape
 from engram.targets.state_dict import MAX_TENSORS, is_counter, layer_of, listed, own_copy, unreadable_values
 
 SUPPORTED = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,11 @@ import torch
 from torch import Tensor
 
 from engram.errors import CheckpointError, ConfigError, UnsupportedModelError
-from engram.targets.architecture import Architecture, AvgPool, Conv, Dense, Flatten, Layer, ReLU
+from engram.targets.architecture import Architecture
 from engram.targets.convolutional import ConvNetwork
 from engram.targets.described import SUPPORTED, described_network
+from engram.targets.exported_operations import OPERATIONS, UnlikeError, sizes_of
+from engram.targets.layers import Conv, Layer
 from engram.targets.networks import DenseNetwork
 from engram.targets.state_dict import dense_network, listed
 
@@ -98,10 +99,10 @@ class _Graph:
             if first != line:
                 problems.append(f"{operation} does not take what the operation before it gives: a branch")
             try:
-                layer = _OPERATIONS[operation](given, graph["tensor_values"])
+                layer = OPERATIONS[operation](given, graph["tensor_values"])
             except KeyError:
                 problems.append(f"the operation {operation}")
-            except _Unlike as unlike:
+            except UnlikeError as unlike:
                 problems.append(f"{operation} with {unlike}")
             else:
                 layers += [] if layer is None else [layer]
@@ -115,11 +116,7 @@ class _Graph:
             problems.append("layers that share weights")
         if problems:
             raise UnsupportedModelError([listed(problems, "; ")], supported=SUPPORTED)
-        return cls(layers, _sizes(graph["tensor_values"][data_inputs[0]])[1:], parameters)
-
-
-class _Unlike(Exception):  # noqa: N818 - a way out of a reader, not an error of its own
-    """An argument that the plain layer does not have."""
+        return cls(layers, sizes_of(graph["tensor_values"][data_inputs[0]])[1:], parameters)
 
 
 def _signature(signature: Any) -> tuple[dict[str, str], list[str]]:
@@ -141,83 +138,6 @@ def _is_given(given: dict[str, Any], name: str) -> bool:
     return name in given and "as_tensor" in given[name]
 
 
-def _square(given: dict[str, Any], name: str, default: int) -> int:
-    """The one side of [k, k], [k] or k."""
-    value = given.get(name, {"as_ints": []})
-    sides = value.get("as_ints", [value.get("as_int")] if "as_int" in value else None)
-    if sides is None or len(set(sides)) > 1 or not all(type(side) is int for side in sides):
-        raise _Unlike(f"{name} {value}")
-    return sides[0] if sides else default
-
-
-def _conv(given: dict[str, Any], values: Any) -> Layer:
-    for name, plain in (("dilation", 1), ("groups", 1)):
-        if _square(given, name, plain) != plain:
-            raise _Unlike(f"{name} {_square(given, name, plain)}")
-    sizes = _sizes(values[given["weight"]["as_tensor"]["name"]])
-    if len(sizes) != 4 or sizes[2] != sizes[3]:
-        raise _Unlike(f"kernels {list(sizes)}")
-    return Conv(sizes[2], sizes[0], _square(given, "stride", 1), _square(given, "padding", 0))
-
-
-def _avg_pool(given: dict[str, Any], values: Any) -> Layer:
-    kernel = _square(given, "kernel_size", 0)
-    if _square(given, "stride", kernel) != kernel or _square(given, "padding", 0) != 0:
-        raise _Unlike("squares that overlap, or padding")
-    if given.get("ceil_mode", {}).get("as_bool") or "as_int" in given.get("divisor_override", {}):
-        raise _Unlike("ceil_mode or divisor_override")
-    return AvgPool(kernel)
-
-
-def _flatten(given: dict[str, Any], values: Any) -> Layer:
-    if given.get("start_dim", {}).get("as_int") != 1 or given.get("end_dim", {"as_int": -1}).get("as_int") != -1:
-        raise _Unlike("other dimensions than all but the first")
-    return Flatten()
-
-
-def _view(given: dict[str, Any], values: Any) -> Layer:
-    """view(n, -1) and reshape(n, -1) are flatten, whatever n the model was exported with."""
-    asked = given.get("size", given.get("shape", {}))
-    before = _sizes(values[given["self"]["as_tensor"]["name"]])
-    # A size with a name is the number of samples, which `_sizes` counts as 1.
-    sizes = asked.get("as_ints") or [one.get("as_int", 1) for one in asked.get("as_sym_ints", [])]
-    rest = math.prod(before[1:])
-    if sizes not in ([before[0], -1], [before[0], rest], [-1, rest]):
-        raise _Unlike(f"sizes {sizes}")
-    return Flatten()
-
-
-def _linear(given: dict[str, Any], values: Any) -> Layer:
-    return Dense(_sizes(values[given["weight"]["as_tensor"]["name"]])[0])
-
-
-def _nothing(given: dict[str, Any], values: Any) -> None:
-    """Dropout in evaluation, and copies."""
-    if given.get("train", {}).get("as_bool"):
-        raise _Unlike("training mode; export model.eval()")
-
-
-_OPERATIONS: dict[str, Callable[[dict[str, Any], Any], Layer | None]] = {
-    "aten.conv2d.default": _conv,
-    "aten.relu.default": lambda given, values: ReLU(),
-    "aten.relu_.default": lambda given, values: ReLU(),
-    "aten.avg_pool2d.default": _avg_pool,
-    "aten.flatten.using_ints": _flatten,
-    "aten.view.default": _view,
-    "aten.reshape.default": _view,
-    "aten.linear.default": _linear,
-    "aten.dropout.default": _nothing,
-}
-
-
-def _sizes(meta: Any) -> tuple[int, ...]:
-    """Sizes of a tensor; a symbolic one (a batch of any size) counts as 1."""
-    sizes = tuple(size.get("as_int", 1) for size in meta["sizes"])
-    if not all(type(size) is int and 0 < size < 2**31 for size in sizes):
-        raise ValueError(f"sizes {sizes}")
-    return sizes
-
-
 def _state(archive: zipfile.ZipFile, root: str, names: list[str]) -> dict[str, Tensor]:
     """The named tensors from their raw bytes."""
     config = _json(archive, root + CONFIG)["config"]
@@ -230,7 +150,7 @@ def _tensor(archive: zipfile.ZipFile, root: str, name: str, entry: Any) -> Tenso
     meta = entry["tensor_meta"]
     if entry.get("use_pickle") or meta["dtype"] not in DTYPES:
         raise ValueError(f"{name} is pickled, or no floating-point tensor")
-    sizes, strides = _sizes(meta), [one["as_int"] for one in meta["strides"]]
+    sizes, strides = sizes_of(meta), [one["as_int"] for one in meta["strides"]]
     flat = torch.frombuffer(
         bytearray(archive.read(f"{root}{WEIGHTS}{entry['path_name']}")), dtype=DTYPES[meta["dtype"]]
     )

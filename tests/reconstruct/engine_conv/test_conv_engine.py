@@ -101,10 +101,9 @@ def test_stationarity_and_its_gradient_equal_autograd(task: Task, layers: str) -
     labels, duals = state["labels"], state["duals"]
     images = state["images"].detach().requires_grad_()
     features = network.features(images, lower)
-    weight = (network.head.weights[0] @ basis.T).requires_grad_()
+    weight = scales.network.weights[0].clone().requires_grad_()
     inside = features @ basis.T
-    pre = torch.nn.functional.linear(inside, weight, network.head.biases[0])
-    outputs = upper(pre) @ network.head.weights[1].T
+    outputs = upper(inside @ weight.T) @ scales.network.weights[1].T
     rows = task.output_weights(labels, duals, outputs)
     (predicted,) = torch.autograd.grad((rows * outputs).sum(), weight, create_graph=True)
     done = engine.objective.run(inside.detach(), duals, labels)

@@ -22,10 +22,14 @@ from engram.reconstruct.engine.scales import (
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.reconstruct.published.relu import smoothed_relu
 from engram.targets.convolutional import ConvNetwork
+from engram.targets.networks import DenseNetwork
 
 PROBES = 256
 COARSE = 4
 """Probes are smooth: noise on a grid of this many pixels a side, since photographs hold most of theirs there."""
+
+LIVE = 0.1
+"""Neurons with less than this share of the mean energy are left out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +72,7 @@ def pose(view: AttackerView[ConvNetwork], settings: EngineSettings) -> Problem:
         )
     space = find_row_space(network.head.weights[0])
     inner = (network.head.weights[0].double() @ space.basis.double().T).to(settings.torch_dtype)
-    reduced = network.head.with_params({**network.head.params, "layers.0.weight": inner})
+    reduced = live_neurons(network.head.with_params({**network.head.params, "layers.0.weight": inner}))
     low, high = view.pixel_range
     pixel_std = PIXEL_STD * (high - low)
     probes = smooth_noise(PROBES, view.input_shape, pixel_std, settings.seed).to(inner)
@@ -90,6 +94,25 @@ def pose(view: AttackerView[ConvNetwork], settings: EngineSettings) -> Problem:
         dual=float(parameters(reduced, 0).square().sum()) / (margin * candidates),
     )
     return Problem(network, scales, pixel_std, SOFTNESS / _spread_before_gates(network, probes))
+
+
+def live_neurons(head: DenseNetwork) -> DenseNetwork:
+    """Without the hidden neurons of the first layer that hold less than a share of the mean energy.
+
+    Weight decay lets neurons die that no sample needs; what is left of them says nothing of the samples, yet each
+    neuron's equation would count as much as any other's.
+
+    >>> head = DenseNetwork((torch.tensor([[2.0], [0.1], [1.0]]), torch.tensor([[3.0, 4.0, 5.0]])), (None, None))
+    >>> [weight.tolist() for weight in live_neurons(head).weights]
+    [[[2.0], [1.0]], [[3.0, 5.0]]]
+    """
+    first, second, *upper = head.weights
+    energies = parameters(head, 0).square().sum(1)
+    live = energies >= LIVE * energies.mean()
+    bias = head.biases[0]
+    return DenseNetwork(
+        (first[live], second[:, live], *upper), (None if bias is None else bias[live], *head.biases[1:])
+    )
 
 
 def smooth_noise(count: int, shape: tuple[int, ...], std: float, seed: int) -> Tensor:
