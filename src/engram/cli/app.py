@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engram.cli import bench, data, demo, inspect, reconstruct, reproduce, score, train
+from engram.cli import audit, bench, data, demo, inspect, reconstruct, reproduce, score, train
 
 app = typer.Typer(
     name="engram",
@@ -39,6 +39,7 @@ def _root(
 
 
 app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
+app.command("audit", epilog=audit.EXAMPLES)(audit.audit)
 app.add_typer(data.app, name="data")
 app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("inspect", epilog=inspect.EXAMPLES)(inspect.inspect)

@@ -1,0 +1,47 @@
+"""Which attack an audit runs: the engine, or the published scheme where the engine does not read the task."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from engram.attacker import AttackerView
+from engram.reconstruct.attack import Attack
+from engram.reconstruct.engine.budget import fit_to_budget
+from engram.reconstruct.engine.settings import EngineSettings
+from engram.reconstruct.engine.solver import Engine
+from engram.reconstruct.published.scheme import PublishedScheme
+from engram.reconstruct.published.settings import KNOWN_SETTINGS, Haim2022, default_settings
+from engram.runs import RunDirectory, check_recipe, read_record, read_settings
+from engram.task import Binary
+
+
+def choose_scheme(
+    view: AttackerView,
+    *,
+    settings: EngineSettings | None = None,
+    seconds: float | None = None,
+    resumed: Path | None = None,
+) -> Attack:
+    """Planned for `seconds` if given; a resumed run keeps the plan in its run.json."""
+    if resumed is not None and RunDirectory(resumed).record.exists():
+        return stored_scheme(view, resumed)
+    if isinstance(view.task, Binary):
+        chosen = settings or EngineSettings()
+        return Engine(view, chosen if seconds is None else fit_to_budget(view, chosen, seconds))
+    return PublishedScheme(view, _published(view))
+
+
+def stored_scheme(view: AttackerView, run: Path) -> Attack:
+    """The attack that a run directory records, with its settings."""
+    if read_record(run).get("recipe") == Engine.recipe:
+        return Engine(view, read_settings(run, EngineSettings))
+    settings = type(_published(view))
+    check_recipe(run, settings.recipe)
+    return PublishedScheme(view, read_settings(run, settings))
+
+
+def _published(view: AttackerView) -> Haim2022:
+    """The authors' settings for the task, with as many candidates of each label."""
+    known = KNOWN_SETTINGS[default_settings(view.task)]
+    return replace(known, candidates=known.candidates + -known.candidates % view.task.label_count)
