@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("report",),
     ("pipeline",),
     ("auditing",),
+    ("watching",),
     ("experiments",),
     ("bench",),
     ("cli",),

@@ -21,6 +21,9 @@ from engram.pipeline import compare
 from engram.reconstruct.engine.row_space import RowSpace
 from engram.task import Binary
 
+LEARNT = 0.9
+"""A model that was trained on the records gets at least this share of them right."""
+
 
 @dataclass(frozen=True)
 class Risk:
@@ -58,11 +61,26 @@ class Comparison:
     membership: Membership | None
     reliability: Reliability | None
     risks: tuple[Risk, ...]
+    accuracy: float
+    """Share of the training records that the model classifies as labelled."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes the numbers doubtful."""
+        if self.accuracy >= LEARNT:
+            return self.score.warnings
+        doubt = (
+            f"the model gets only {self.accuracy:.0%} of the training records right: they may not be what it was "
+            "trained on, or the labels or the mean that is subtracted are wrong"
+        )
+        return (doubt, *self.score.warnings)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "train": {"name": self.data.train.name, "records": len(self.data.train)},
             "held_out": _described(self.data),
+            "accuracy": self.accuracy,
+            "warnings": list(self.warnings),
             "threshold": self.threshold.text,
             "scores": self.score.to_json(),
             "reconstruction_roc": None if self.roc is None else self.roc.to_json(),
@@ -94,6 +112,9 @@ def compare_with(view: AttackerView, blind: BlindView, data: AuditData, space: R
         membership=membership,
         reliability=reliability(blind.found, inputs, unseen),
         risks=_risks(score, threshold, examination, membership, blind.found.scores),
+        accuracy=float(
+            view.task.correct(view.network(inputs.to(view.network.weights[0])), data.train.labels).double().mean()
+        ),
     )
 
 

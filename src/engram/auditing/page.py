@@ -99,7 +99,7 @@ def _control(record: AuditRecord) -> Section | None:
         return None
     comparison = record.comparison
     charts = [output_chart(comparison)] if comparison.score.train.model_output is not None else []
-    paragraphs, tables = list(comparison.score.warnings), []
+    paragraphs, tables = [f"{warning[0].upper()}{warning[1:]}." for warning in comparison.warnings], []
     if comparison.roc is not None:
         charts.insert(0, roc_chart("Best match: training against held-out", {"best match": comparison.roc}))
         rows = [(f"{rate:.1%}", comparison.roc.at(rate)) for rate in RATES]

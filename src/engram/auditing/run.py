@@ -115,12 +115,13 @@ def run_audit(
     timeline.add(solution.steps, spent, found)
     blind = blind_view(view, found, description.space.basis)
     comparison = None if data is None else compare_with(view, blind, data, description.space)
+    reach = judge(description, None if comparison is None else comparison.examination)
     record = AuditRecord(
         model=name,
         view=view,
-        verdict=decide(blind, comparison),
+        verdict=decide(blind, comparison, reach),
         description=description,
-        reach=judge(description, None if comparison is None else comparison.examination),
+        reach=reach,
         attack=AttackSummary(scheme.recipe, asdict(scheme.settings), solution.steps, spent, solution.message),
         blind=blind,
         timeline=tuple(timeline.moments),

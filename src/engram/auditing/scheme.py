@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from engram.attacker import AttackerView
+from engram.errors import CheckpointError
 from engram.reconstruct.attack import Attack
 from engram.reconstruct.engine.budget import fit_to_budget
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.reconstruct.engine.solver import Engine
 from engram.reconstruct.published.scheme import PublishedScheme
-from engram.reconstruct.published.settings import KNOWN_SETTINGS, Haim2022, default_settings
-from engram.runs import RunDirectory, check_recipe, read_record, read_settings
+from engram.reconstruct.published.settings import KNOWN_SETTINGS, Buzaglo2023, Haim2022, default_settings
+from engram.runs import RunDirectory, read_record, read_settings
 from engram.task import Binary
 
 
@@ -34,11 +35,13 @@ def choose_scheme(
 
 def stored_scheme(view: AttackerView, run: Path) -> Attack:
     """The attack that a run directory records, with its settings."""
-    if read_record(run).get("recipe") == Engine.recipe:
+    recipe = read_record(run).get("recipe")
+    if recipe == Engine.recipe:
         return Engine(view, read_settings(run, EngineSettings))
-    settings = type(_published(view))
-    check_recipe(run, settings.recipe)
-    return PublishedScheme(view, read_settings(run, settings))
+    kinds = {kind.recipe: kind for kind in (Haim2022, Buzaglo2023)}
+    if recipe not in kinds:
+        raise CheckpointError(f"{RunDirectory(run).record} names no recipe that this version knows: {recipe!r}")
+    return PublishedScheme(view, read_settings(run, kinds[recipe]))
 
 
 def _published(view: AttackerView) -> Haim2022:

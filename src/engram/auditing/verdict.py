@@ -9,10 +9,15 @@ from scipy.stats import fisher_exact
 
 from engram.auditing.blind import LIKELY, SURE, BlindView
 from engram.auditing.comparison import Comparison
+from engram.inspection import Verdict
 
 Outcome = Literal["leak found", "leak suspected", "no leak found"]
 SIGNIFICANT = 0.005
 """Two tests at this level: one model in a hundred that never saw the data is called leaking by chance."""
+LIKELY_ENOUGH = 5
+"""Of so many candidates at 50 % that none is real has a chance of 3 %."""
+NOTHING_LEARNT = ("hidden layer", "row space")
+"""What a first layer lacks that holds no image: then candidates are not images of anything."""
 NO_PROOF = "This is not a proof of safety: a better attack may find more."
 
 
@@ -31,10 +36,10 @@ class AuditVerdict:
         return self.outcome != "no leak found"
 
 
-def decide(blind: BlindView, comparison: Comparison | None) -> AuditVerdict:
+def decide(blind: BlindView, comparison: Comparison | None, reach: Verdict) -> AuditVerdict:
     """By the records against their control if there are any, else by the blind confidence."""
     if comparison is None:
-        return _blind_verdict(blind)
+        return _blind_verdict(blind, reach)
     row = next(row for row in comparison.score.counts if row.threshold == comparison.threshold)
     n = len(comparison.score.train)
     counted = f"{row.train} of {n} training records came back ({row.threshold.text})"
@@ -68,8 +73,11 @@ def _uncontrolled(hits: int, counted: str) -> AuditVerdict:
     return AuditVerdict("no leak found", f"No leak found by this attack: {counted}. {NO_PROOF}")
 
 
-def _blind_verdict(blind: BlindView) -> AuditVerdict:
+def _blind_verdict(blind: BlindView, reach: Verdict) -> AuditVerdict:
     total = len(blind.found)
+    if reach.decided_by in NOTHING_LEARNT and not reach.in_reach:
+        # Restarts agree on noise too where there is nothing else: their confidence says nothing here.
+        return AuditVerdict("no leak found", f"No leak found by this attack. {reach.sentence} {NO_PROOF}")
     if not blind.has_confidence:
         return AuditVerdict(
             "leak suspected",
@@ -77,7 +85,7 @@ def _blind_verdict(blind: BlindView) -> AuditVerdict:
             "training data, or more time.",
         )
     numbers = f"a stranger would hold {blind.sure} candidates that show a training image at {SURE:.0%} confidence"
-    if blind.sure:
+    if blind.sure or blind.likely >= LIKELY_ENOUGH:
         also = f" ({blind.likely} at {LIKELY:.0%}), out of {total}; with your data this can be measured."
         return AuditVerdict("leak suspected", f"Leak suspected: {numbers}{also}")
     return AuditVerdict(

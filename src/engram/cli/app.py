@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engram.cli import audit, bench, data, demo, inspect, reconstruct, reproduce, score, train
+from engram.cli import audit, bench, data, demo, inspect, reconstruct, reproduce, score, train, watch
 
 app = typer.Typer(
     name="engram",
@@ -44,6 +44,7 @@ app.add_typer(data.app, name="data")
 app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("inspect", epilog=inspect.EXAMPLES)(inspect.inspect)
 app.command("reconstruct", epilog=reconstruct.EXAMPLES)(reconstruct.reconstruct)
+app.command("watch", epilog=watch.EXAMPLES)(watch.watch)
 app.command("score", epilog=score.EXAMPLES)(score.score)
 app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)
 app.command("bench", epilog=bench.EXAMPLES)(bench.bench)

@@ -144,6 +144,6 @@ def show(record: AuditRecord, out: Path) -> None:
     """The verdict and where to read on."""
     colour = {"leak found": "red", "leak suspected": "yellow", "no leak found": "green"}[record.verdict.outcome]
     typer.secho(record.verdict.sentence, fg=colour, bold=True)
-    for warning in () if record.comparison is None else record.comparison.score.warnings:
+    for warning in () if record.comparison is None else record.comparison.warnings:
         typer.echo(f"note: {warning}")
     typer.echo(f"Open {out / 'report.html'}; for programs: {out / 'report.json'} and {out / 'risk.csv'}")

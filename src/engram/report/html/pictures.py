@@ -11,7 +11,7 @@ from torch import Tensor
 
 LARGEST_PNG = 64 * 64
 """Up to so many pixels an image is stored exactly; larger ones as JPEG."""
-LARGEST_SIDE = 160
+LARGEST_SIDE = 112
 """Larger images are shrunk: a report of a thousand must stay small enough to send."""
 JPEG_QUALITY = 85
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from engram.report.html.page import Cell, Page
+from engram.report.html.page import Cell, Page, Picture
 
 NOTEBOOK_PICTURES = 40
 
@@ -24,6 +25,33 @@ def render_gallery(page: Page) -> str:
     gallery = next((section.gallery for section in page.sections if section.gallery is not None), None)
     pictures = [] if gallery is None else gallery.pictures[:NOTEBOOK_PICTURES]
     return _environment().get_template("gallery.html").render(page=page, pictures=pictures)
+
+
+def render_live(
+    *,
+    title: str,
+    summary: str,
+    share: float | None,
+    charts: Sequence[Markup],
+    pictures: Sequence[Picture],
+    note: str | None,
+    refresh: int | None,
+) -> str:
+    """The page of `engram watch --web`; it asks for itself again after `refresh` seconds, and runs no script."""
+    return (
+        _environment()
+        .get_template("live.html")
+        .render(
+            title=title,
+            summary=summary,
+            share=share,
+            charts=charts,
+            pictures=pictures,
+            note=note,
+            refresh=refresh,
+            style=Markup(_asset("report.css")),
+        )
+    )
 
 
 def shown(cell: Cell) -> str:
