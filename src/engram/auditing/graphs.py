@@ -26,7 +26,7 @@ def roc_chart(title: str, curves: Mapping[str, Roc]) -> Markup:
         for index, (name, curve) in enumerate(curves.items())
     ]
     said = ", ".join(f"{name} {curve.auc:.3f}" for name, curve in curves.items())
-    chance = Series("", [LOWEST_RATE, 1], [LOWEST_RATE, 1], kind="dashed", colour=3)
+    chance = Series("", [LOWEST_RATE, 1], [LOWEST_RATE, 1], kind="dashed", colour=4)
     x, y = (Axis(f"{what}-positive rate", LOWEST_RATE, 1, log=True) for what in ("false", "true"))
     return chart(title, x, y, [chance, *series], summary=f"Area under the curve: {said}; dashed is chance.")
 
@@ -78,7 +78,7 @@ def confidence_chart(reliability: Reliability) -> Markup:
     x, y = (Axis(name, 0, 1) for name in ("confidence, as said blind", "share that shows a training image"))
     listed = "; ".join(f"said {a:.2f}, true {b:.2f}" for a, b in zip(said, true, strict=True))
     series = [
-        Series("perfect", [0, 1], [0, 1], kind="dashed", colour=3),
+        Series("perfect", [0, 1], [0, 1], kind="dashed", colour=4),
         Series("candidates", said, true),
         Series("", said, true, kind="dots"),
     ]

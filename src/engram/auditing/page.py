@@ -203,7 +203,9 @@ def _weights(record: AuditRecord) -> Section:
 
 
 def _course(record: AuditRecord) -> Section:
-    return Section("course", "Good images over time", [record.attack.message + "."], [timeline_chart(record)])
+    return Section(
+        "course", "Good images over time", [f"The attack {record.attack.message}."], [timeline_chart(record)]
+    )
 
 
 def _baselines(record: AuditRecord) -> list[Section]:

@@ -11,12 +11,14 @@ from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 460, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 30, 44
+LINE = 16
+"""Height of a line of the legend, which stands beneath the chart."""
 MOST_TICKS = 6
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points that belong together, drawn as dots or as a line; `colour` is one of the page's four."""
+    """Points that belong together, drawn as dots or as a line; `colour` is one of the page's four, 4 is grey."""
 
     name: str
     x: Sequence[float]
@@ -109,7 +111,7 @@ def _legend(series: Sequence[Series]) -> Markup:
     named = [one for one in series if one.name]
     parts = []
     for row, one in enumerate(named):
-        height = TOP + 14 + 15 * row
+        height = HEIGHT + 4 + LINE * row
         parts.append(
             Markup('<circle class="key c{}" cx="{}" cy="{}" r="4"/>').format(one.colour, LEFT + 14, height - 4)
         )
