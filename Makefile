@@ -33,6 +33,7 @@ test: lint browser
 bench: install
 	$(BIN)/engram bench -o runs/bench
 	$(BIN)/engram bench --steps -o runs/bench
+	$(BIN)/python -m benchmarks.sweep
 
 clean:
 	rm -rf .venv runs .mypy_cache .ruff_cache .hypothesis

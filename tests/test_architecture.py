@@ -22,9 +22,9 @@ SOURCE = Path(__file__).parents[1] / "src" / "engram"
 # Imports go one way: a module may import those of its own line and of the lines above it.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("files", "task"),
+    ("files", "task", "extras"),
     ("loop",),
-    ("runs",),
+    ("runs", "observers"),
     ("data",),
     ("targets",),
     ("attacker",),
@@ -37,6 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pipeline",),
     ("auditing",),
     ("watching",),
+    ("sweep",),
     ("experiments",),
     ("bench",),
     ("cli",),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +40,43 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+    write_bytes(path, json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """As every JSON file of engram looks."""
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
+
+
+def write_directory(path: Path, contents: Mapping[str, bytes]) -> bool:
+    """Make a directory with these files at once; False if it was there already, which then stays as it was."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise CheckpointError(_cannot_write(path, error)) from error
+    try:
+        for name, content in contents.items():
+            write_bytes(aside / name, content)
+        aside.chmod(0o777 & ~_umask())
+        aside.rename(path)  # fails where a directory with files is in the way
+    except OSError as error:
+        if path.is_dir():
+            return False
+        raise CheckpointError(_cannot_write(path, error)) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return True
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Only one process at a time is inside; the lock of a process that was killed is gone with it."""
+    import fcntl
+
+    with path.open("ab") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:

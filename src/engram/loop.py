@@ -25,7 +25,10 @@ State = dict[str, Tensor]
 """Everything an iteration needs to go on, bit for bit: unknowns, momenta, generator states."""
 
 Metrics = Mapping[str, Tensor]
-"""Named scalars of one step; `loss` must be among them and decides whether the run has diverged."""
+"""Named scalars of one step; `loss` must be among them and decides whether the run has diverged.
+
+`steps`, if given, says for how many steps of the budget this one counts; else it is one.
+"""
 
 Values = Mapping[str, float]
 """The same as plain numbers."""
@@ -148,7 +151,7 @@ def run(
     while progress.step < budget.steps and not progress.finished:
         metrics = iteration.step(state)
         values = {name: float(value) for name, value in metrics.items()}
-        step, loss = progress.step + 1, values["loss"]
+        step, loss = progress.step + int(values.get("steps", 1)), values["loss"]
         if not math.isfinite(loss):
             break
         progress = replace(progress, step=step, loss=loss, finished=iteration.finished(values))

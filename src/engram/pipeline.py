@@ -27,6 +27,7 @@ from engram.matching.score import Assignment
 from engram.reconstruct.attack import Attack
 from engram.reconstruct.candidates import Reconstruction
 from engram.runs import MetricsLog, RunDirectory, versions
+from engram.targets.cache import TargetCache, content_key
 from engram.targets.checkpoint import Card, Target, save_target
 from engram.targets.descent import Recipe
 from engram.targets.networks import DenseNetwork
@@ -47,14 +48,23 @@ def build_target(
     resume: bool = False,
     snapshot_every: float = 20.0,
     observers: Sequence[Observer] = (),
+    cache: TargetCache | None = None,
 ) -> Target:
-    """Train a network on the chosen images and measure it on images that it never saw."""
+    """Train a network on the chosen images and measure it on images that it never saw, or find it in the cache."""
     data = choice.load(root)
     require_classes(data.train.classes, task)
+    key = None if cache is None else content_key(spec, recipe, task, choice, data)
+    if cache is not None and key is not None and (kept := cache.find(key)) is not None:
+        if directory is not None and kept.card is not None:
+            _prepared(directory, resume, snapshot_every)
+            save_target(directory, kept.network, kept.card)
+        return kept
     observed, snapshots = list(observers), None
     if directory is not None:
         snapshots = _prepared(directory, resume, snapshot_every)
-        observed.append(MetricsLog(RunDirectory(directory).metrics, every=max(1, recipe.epochs // 1000)))
+        # along the flow a hundredth of the epochs is the rule, and the bound of a million says nothing
+        every = 10 if recipe.flow is not None else max(1, recipe.epochs // 1000)
+        observed.append(MetricsLog(RunDirectory(directory).metrics, every=every))
     network, solution = train(
         spec,
         recipe,
@@ -94,7 +104,10 @@ def build_target(
     )
     if directory is not None:
         save_target(directory, network, card)
-    return Target(network, card)
+    target = Target(network, card)
+    if cache is not None and key is not None:
+        cache.keep(key, target)
+    return target
 
 
 def attack(

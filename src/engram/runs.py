@@ -99,7 +99,7 @@ def _shown(value: object) -> str:
 
 @dataclass(eq=False)
 class MetricsLog:
-    """An observer that appends every `every`-th step to a JSON-lines file.
+    """An observer that appends every `every`-th step to a JSON-lines file, or the next one that there is.
 
     A resumed run repeats the steps since its last snapshot: lines from its first step onwards are cut.
     """
@@ -107,14 +107,16 @@ class MetricsLog:
     path: Path
     every: int
     _opened: bool = field(default=False, init=False)
+    _last: int = field(default=0, init=False)
 
     def __call__(self, step: int, metrics: Values) -> None:
         if not self._opened:
             self._keep_before(step)
-            self._opened = True
-        if step == 1 or step % self.every == 0:
+            self._opened, self._last = True, step - 1
+        if step == 1 or step // self.every > self._last // self.every:
             with self.path.open("a") as stream:
                 stream.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._last = step
 
     def _keep_before(self, step: int) -> None:
         lines = self.path.read_text().splitlines() if self.path.exists() else []

@@ -153,3 +153,31 @@ def test_notebooks_show_the_verdict_and_the_gallery() -> None:
     assert shown.count("data:image/png;base64,") == 40, "20 pairs"
     assert "<script" not in shown
     assert isinstance(leaking(), AuditRecord)
+
+
+def test_several_classes_are_audited_too() -> None:
+    """What is known of two classes alone is left out, the rest is there."""
+    images = faces(0).images
+    labels = torch.arange(20) % 4
+    given = {"train": (images[:12], labels[:12]), "held_out": (images[12:], labels[12:])}
+    made = network(625, 40, 4, dtype=torch.float32)
+    record = audit(made, input_shape=SHAPE, settings=QUICK, baselines="quick", **given)  # type: ignore[arg-type]
+    assert record.comparison is not None
+    assert record.comparison.examination is None
+    assert record.comparison.membership is not None
+    assert len(record.comparison.membership.tests) == 4
+    read = json.loads(json.dumps(record.to_json(), allow_nan=False))
+    assert read["model"]["task"] == "multiclass"
+    assert read["comparison"]["risks"][0]["margin"] is None
+    assert "Which records leak" in record.to_html()
+
+
+def test_vectors_have_no_gallery() -> None:
+    made = network(12, 30, 1, dtype=torch.float32)
+    values = torch.rand(8, 12, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(8) % 2
+    record = audit(made, input_shape=(12,), train=(values[:4], labels[:4]), held_out=(values[4:], labels[4:]))
+    assert record.verdict.outcome in ("no leak found", "leak suspected")
+    text = record.to_html()
+    assert "The inputs are no images" in text
+    assert "data:image" not in text

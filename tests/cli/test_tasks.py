@@ -162,10 +162,6 @@ def test_vectors_from_training_to_scores(table: Path, tmp_path: Path, options: t
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ("reconstruct", "TARGET"),
-            "--recipe engine reads binary tasks, not multiclass; use --recipe buzaglo2023",
-        ),
         (("reconstruct", "TARGET", "--recipe", "haim2022"), "task must be binary for the recipe haim2022"),
         (("reconstruct", "TARGET", *SHORT, "-m", "7"), "candidates must be a multiple of 3, got 7"),
         (

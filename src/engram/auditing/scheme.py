@@ -1,8 +1,7 @@
-"""Which attack an audit runs: the engine, or the published scheme where the engine does not read the task."""
+"""Which attack an audit runs: the engine, or what a run that is gone on with began with."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from engram.attacker import AttackerView
@@ -12,9 +11,8 @@ from engram.reconstruct.engine.budget import fit_to_budget
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.reconstruct.engine.solver import Engine
 from engram.reconstruct.published.scheme import PublishedScheme
-from engram.reconstruct.published.settings import KNOWN_SETTINGS, Buzaglo2023, Haim2022, default_settings
+from engram.reconstruct.published.settings import Buzaglo2023, Haim2022
 from engram.runs import RunDirectory, read_record, read_settings
-from engram.task import Binary
 
 
 def choose_scheme(
@@ -27,10 +25,8 @@ def choose_scheme(
     """Planned for `seconds` if given; a resumed run keeps the plan in its run.json."""
     if resumed is not None and RunDirectory(resumed).record.exists():
         return stored_scheme(view, resumed)
-    if isinstance(view.task, Binary):
-        chosen = settings or EngineSettings()
-        return Engine(view, chosen if seconds is None else fit_to_budget(view, chosen, seconds))
-    return PublishedScheme(view, _published(view))
+    chosen = settings or EngineSettings()
+    return Engine(view, chosen if seconds is None else fit_to_budget(view, chosen, seconds))
 
 
 def stored_scheme(view: AttackerView, run: Path) -> Attack:
@@ -42,9 +38,3 @@ def stored_scheme(view: AttackerView, run: Path) -> Attack:
     if recipe not in kinds:
         raise CheckpointError(f"{RunDirectory(run).record} names no recipe that this version knows: {recipe!r}")
     return PublishedScheme(view, read_settings(run, kinds[recipe]))
-
-
-def _published(view: AttackerView) -> Haim2022:
-    """The authors' settings for the task, with as many candidates of each label."""
-    known = KNOWN_SETTINGS[default_settings(view.task)]
-    return replace(known, candidates=known.candidates + -known.candidates % view.task.label_count)

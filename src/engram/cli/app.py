@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engram.cli import audit, bench, data, demo, inspect, reconstruct, reproduce, score, train, watch
+from engram.cli import audit, bench, data, demo, inspect, reconstruct, reproduce, score, sweep, train, watch
 
 app = typer.Typer(
     name="engram",
@@ -46,6 +46,7 @@ app.command("inspect", epilog=inspect.EXAMPLES)(inspect.inspect)
 app.command("reconstruct", epilog=reconstruct.EXAMPLES)(reconstruct.reconstruct)
 app.command("watch", epilog=watch.EXAMPLES)(watch.watch)
 app.command("score", epilog=score.EXAMPLES)(score.score)
+app.command("sweep", epilog=sweep.EXAMPLES)(sweep.sweep)
 app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)
 app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
 

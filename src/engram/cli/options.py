@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
 if TYPE_CHECKING:
     from engram.data.choice import DataChoice
     from engram.loop import Observer, Values
+    from engram.targets.descent import Recipe
+
+
+class ShowShare(Protocol):
+    """Shows how much of the work of a title is done."""
+
+    def __call__(self, title: str, share: float, note: str = "") -> None: ...
+
 
 DataRoot = Annotated[
     Path | None,
@@ -150,17 +158,39 @@ def progress_bar(title: str, steps: int) -> Iterator[Observer]:
 
 
 @contextmanager
-def share_bar(*titles: str) -> Iterator[Callable[[str, float], None]]:
-    """Bars on standard error for work that ends by the clock or by parts: call with a title and the share done."""
+def training_bar(recipe: Recipe) -> Iterator[Observer]:
+    """A bar over the epochs; along the flow, where log-loss falls evenly, over log-loss down to its goal."""
+    goal = recipe.loss_threshold
+    if recipe.flow is None or goal is None:
+        with progress_bar("training", recipe.epochs) as observer:
+            yield observer
+        return
+    from math import log
+
+    first: list[float] = []
+    with share_bar("training") as show:
+
+        def observe(step: int, metrics: Values) -> None:
+            first[:] = first or [max(metrics["loss"], 2 * goal)]
+            done = log(first[0] / max(metrics["loss"], goal)) / log(first[0] / goal)
+            show("training", max(done, 0.0), f"loss {metrics['loss']:.3g} of {goal:g}, epoch {step:,}")
+
+        yield observe
+
+
+@contextmanager
+def share_bar(*titles: str) -> Iterator[ShowShare]:
+    """Bars on standard error for work that ends by the clock or by parts: title, the share done, a note."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    note = TextColumn("{task.fields[note]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), note, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        tasks = {title: bar.add_task(title, total=1.0, start=False) for title in titles}
+        tasks = {title: bar.add_task(title, total=1.0, start=False, note="") for title in titles}
 
-        def show(title: str, share: float) -> None:
+        def show(title: str, share: float, note: str = "") -> None:
             bar.start_task(tasks[title])
-            bar.update(tasks[title], completed=share)
+            bar.update(tasks[title], completed=share, note=note)
 
         yield show

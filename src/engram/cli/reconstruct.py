@@ -127,10 +127,6 @@ def reconstruct(
     if resumed is not None:
         check_recipe(resumed, recipe)
     if recipe == "engine":
-        if view.task.name != "binary":
-            raise ConfigError(
-                f"--recipe engine reads binary tasks, not {view.task.name}; use --recipe buzaglo2023"
-            )
         scheme = _engine(view, common | engine, seconds, resumed)
     else:
         scheme = published_scheme(view, recipe, common | published)

@@ -7,31 +7,39 @@ from typing import Annotated
 
 import typer
 
-from engram.cli.options import (
-    Classes,
-    DataRoot,
-    Device,
-    Labels,
-    Resume,
-    SnapshotEvery,
-    TaskName,
-    check_device,
-    parse_widths,
-    progress_bar,
-)
+from engram.cli.options import Classes, DataName, DataRoot, Device, Labels, Resume, SnapshotEvery, TaskName
+from engram.cli.training import list_presets, make, plan_by_options, refuse_beside_preset
 
 EXAMPLES = (
     "Examples: engram train --data faces --labels gate -n 50 --epochs 4000 --lr 0.02 -o runs/gate; "
     "engram train --data cifar10 -n 500 --epochs 10000 -o runs/cifar500; "
+    "engram train --data cifar10 -n 500 --flow --loss-threshold 4e-6 -o runs/cifar500flow; "
+    "engram train --preset cifar500 --scale cpu -o runs/cifar500; engram train --list; "
     "engram train --data cifar10 --task multiclass --classes 5 -n 500 --lr 0.5 --epochs 10000 -o runs/five; "
     "engram train --data cifar10 --task regression:l2 -n 300 --init standard --weight-decay 7.5e-4 -o runs/l2"
 )
 
 
 def train(
-    out: Annotated[Path, typer.Option("-o", "--out", help="Directory for model.safetensors and card.json.")],
-    data: Annotated[str, typer.Option("--data", help="A name from `engram data list`, npz:PATH or folder:PATH.")],
-    n: Annotated[int, typer.Option("-n", min=1, help="Number of training images, equally many of each class.")],
+    context: typer.Context,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Directory for model.safetensors and card.json.")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option("--preset", help="A target of the papers by name, instead of the options below.")
+    ] = None,
+    scale: Annotated[
+        str | None, typer.Option("--scale", help="Size of the preset: smoke, cpu (the default) or paper.")
+    ] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the presets and exit.")] = False,
+    cache: Annotated[
+        bool | None,
+        typer.Option("--cache/--no-cache", help="Keep and reuse targets by content; on for presets."),
+    ] = None,
+    data: DataName = None,
+    n: Annotated[
+        int | None, typer.Option("-n", min=1, help="Number of training images, equally many of each class.")
+    ] = None,
     task: TaskName = None,
     labels: Labels = None,
     classes: Classes = None,
@@ -53,6 +61,23 @@ def train(
     loss_threshold: Annotated[
         float | None, typer.Option("--loss-threshold", help="Stop when the training loss is below.")
     ] = None,
+    gradient_threshold: Annotated[
+        float | None,
+        typer.Option(
+            "--gradient-threshold", help="Stop when the mean gradient, weight decay included, has a norm below."
+        ),
+    ] = None,
+    flow: Annotated[
+        bool,
+        typer.Option("--flow", help="Large steps along the gradient flow: 10^6 plain epochs in a few thousand."),
+    ] = False,
+    flow_below: Annotated[
+        float | None, typer.Option("--flow-below", help="With --flow: plain descent above this loss (0.3).")
+    ] = None,
+    flow_tolerance: Annotated[
+        float | None,
+        typer.Option("--flow-tolerance", help="With --flow: a step's error, as a share of a layer's norm (0.01)."),
+    ] = None,
     batch: Annotated[int | None, typer.Option("--batch", help="Mini-batch size; else full batch.")] = None,
     weight_decay: Annotated[float, typer.Option("--weight-decay", help="Adds w theta to the gradient.")] = 0.0,
     normalise_below: Annotated[
@@ -66,58 +91,28 @@ def train(
     snapshot_every: SnapshotEvery = 20.0,
 ) -> None:
     """Train a fully-connected ReLU network as the papers do and write it with its card."""
-    from engram.data.catalog import default_labels
-    from engram.data.choice import DataChoice
     from engram.errors import ConfigError
-    from engram.pipeline import build_target
-    from engram.targets.descent import Recipe
-    from engram.targets.spec import MLPSpec
-    from engram.task import own_classes, task_named
 
-    try:
-        std = None if init == "standard" else float(init)
-    except ValueError as error:
-        raise ConfigError(f"--init must be a number or 'standard', got {init!r}") from error
-    task = task or "binary"
-    chosen_labels = labels or default_labels(data, own_classes=own_classes(task))
-    choice = DataChoice(name=data, labels=chosen_labels, n=n, seed=data_seed, classes=classes)
-    recipe = Recipe(
-        lr=lr,
-        epochs=epochs,
-        loss_threshold=loss_threshold,
-        batch=batch,
-        weight_decay=weight_decay,
-        normalise_below=normalise_below,
-        dtype=dtype,  # type: ignore[arg-type]  # validated by Recipe
-        seed=seed,
+    if show_list:
+        list_presets()
+        return
+    if out is None:
+        raise ConfigError("there is no directory to write to; give one with -o, e.g. -o runs/target")
+    if preset is not None:
+        from engram.experiments.zoo import plan as preset_plan
+
+        refuse_beside_preset(context)
+        plan = preset_plan(preset, scale or "cpu", seed=seed)  # type: ignore[arg-type]  # validated there
+    elif scale is not None:
+        raise ConfigError(f"--scale {scale} goes with --preset; see the presets with --list")
+    else:
+        plan = plan_by_options(**context.params)
+    make(
+        plan,
+        out=out,
+        data_root=data_root,
+        device=device,
+        resume=resume,
+        snapshot_every=snapshot_every,
+        cached=preset is not None if cache is None else cache,
     )
-    images = choice.load(data_root, held_out=0).train
-    meaning = task_named(task, len(images.classes))
-    spec = MLPSpec(
-        inputs=images.images[0].numel(),
-        widths=parse_widths(widths),
-        outputs=meaning.outputs,
-        bias=bias,  # type: ignore[arg-type]  # validated by MLPSpec
-        first_layer_std=std,
-    )
-    with progress_bar("training", epochs) as progress:
-        target = build_target(
-            choice,
-            spec,
-            recipe,
-            meaning,
-            root=data_root,
-            directory=out,
-            device=check_device(device),
-            resume=resume,
-            snapshot_every=snapshot_every,
-            observers=[progress],
-        )
-    card = target.card
-    assert card is not None
-    done = f"{card.stopped}, {card.epochs:,} epochs, {card.seconds:.0f} s"
-    typer.echo(f"{spec.name} ({card.task}), {n} images of {data}: {done}")
-    for name, quality in (("training", card.train), ("held-out", card.held_out), ("test", card.test)):
-        if quality is not None:
-            typer.echo(f"  {name:9s} loss {quality.loss:.3g}, accuracy {quality.accuracy:.1%}")
-    typer.echo(f"wrote {out}")

@@ -63,7 +63,7 @@ def kkt(network: DenseNetwork, task: Task, inputs: Tensor, labels: Tensor, *, pr
         )
     network = network.to(dtype=torch.float64)
     signs = task.signs(labels, torch.float64)
-    done = run_pass(network, inputs.flatten(1).double(), signs[:, None], STEP)
+    done = run_pass(network, inputs.flatten(1).double(), lambda _: signs[:, None], STEP)
     names = [f"layers.{index}" for index in range(len(network.weights))]
     duals, gaps = torch.zeros(0), []
     for index, name in enumerate(names):

@@ -96,8 +96,8 @@ def _pooled_duals(view: AttackerView, inputs: Tensor, labels: Tensor) -> Tensor:
     """Duals of records and held-out ones in one fit, so that each kind has the same chance of a large one."""
     network = view.network.to(dtype=torch.float64)
     ones = torch.ones(len(inputs), dtype=torch.float64)
-    weights = view.task.output_weights(labels, ones, network(inputs))
-    return best_duals(network, run_pass(network, inputs, weights, STEP), 0)
+    done = run_pass(network, inputs, lambda logits: view.task.output_weights(labels, ones, logits), STEP)
+    return best_duals(network, done, 0)
 
 
 def _losses(view: AttackerView, inputs: Tensor, labels: Tensor) -> Tensor:

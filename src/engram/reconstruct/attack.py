@@ -14,7 +14,7 @@ class Attack(Iteration, Protocol):
 
     @property
     def recipe(self) -> str:
-        """The name under which runs record it."""
+        """As `engram reconstruct --recipe` spells it."""
 
     @property
     def view(self) -> AttackerView: ...

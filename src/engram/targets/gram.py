@@ -1,23 +1,25 @@
 """The same descent without pixel-sized weights: exact, and faster with fewer images than pixels.
 
-The first layer's gradient is dZᵀ X, a combination of the training images, so full-batch or mini-batch descent
-can be followed in the pre-activations Z = X Wᵀ + b alone:
+The first layer's gradient is dZᵀ X, a combination of the training images, so descent never leaves
 
-    Z <- (1 - rate w) Z - rate (X Xᵀ + 1) dZ        (the 1 only where the layer has a bias)
-    S <- (1 - rate w) S + rate dZ,  c <- (1 - rate w) c
+    W = c W(0) - Sᵀ X,   b = c b(0) - sum_i S_i
 
-and W = c W(0) - Sᵀ X, b = c b(0) - sum_i S_i at the end. Z [n, h], S [n, h], w the weight decay.
+and can be followed in the coordinates S [n, h] and c, of which the pre-activations are an affine function:
+
+    Z = X Wᵀ + b = c Z(0) - G S,   G = X Xᵀ + 1        (the 1 only where the layer has a bias)
+    S <- (1 - rate w) S + rate dZ,  c <- (1 - rate w) c        (w the weight decay)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from engram.loop import State
-from engram.targets.descent import GradientDescent
+from engram.targets.descent import GradientDescent, Slope
 from engram.targets.networks import DenseNetwork
 
 
@@ -25,51 +27,65 @@ from engram.targets.networks import DenseNetwork
 class GramDescent(GradientDescent):
     """`GradientDescent` in the n-dimensional space of the training images."""
 
-    def init(self) -> State:
-        state = super().init()
-        first = torch.nn.functional.linear(self.inputs, self.start.weights[0], self.start.biases[0])
-        del state["layers.0.weight"]
-        state.pop("layers.0.bias", None)
+    @cached_property
+    def gram(self) -> Tensor:
+        """G [n, n]."""
         gram = self.inputs @ self.inputs.T
-        return {
-            **state,
-            "first": first,
-            "spent": torch.zeros_like(first),
-            "kept": torch.ones((), dtype=first.dtype, device=first.device),
-            "gram": gram if self.start.biases[0] is None else gram + 1,
-        }
+        return gram if self.start.biases[0] is None else gram + 1
+
+    @cached_property
+    def first(self) -> Tensor:
+        """Z(0) [n, h]."""
+        return torch.nn.functional.linear(self.inputs, self.start.weights[0], self.start.biases[0])
+
+    def coordinates(self) -> State:
+        upper = {name: value for name, value in super().coordinates().items() if name in self._upper_names}
+        return {"spent": torch.zeros_like(self.first), "kept": torch.ones_like(self.first[0, 0]), **upper}
+
+    @property
+    def names(self) -> list[str]:
+        return ["spent", "kept", *self._upper_names]
 
     def network(self, state: State) -> DenseNetwork:
         """Back to weights: W = c W(0) - Sᵀ X, b = c b(0) - sum_i S_i."""
         bias = self.start.biases[0]
         weight = state["kept"] * self.start.weights[0] - state["spent"].T @ self.inputs
-        upper = {name: state[name] for name in self.start.params if not name.startswith("layers.0.")}
         lower = {"layers.0.weight": weight}
         if bias is not None:
             lower["layers.0.bias"] = state["kept"] * bias - state["spent"].sum(0)
-        return self.start.with_params({**lower, **upper})
+        return self.start.with_params({**lower, **{name: state[name] for name in self._upper_names}})
 
-    def _descend(self, state: State, batch: Tensor | slice) -> tuple[Tensor, Tensor]:
-        names = [name for name in self.start.params if not name.startswith("layers.0.")]
-        params = {name: state[name].requires_grad_() for name in names}
-        first = state["first"][batch].requires_grad_()
-        upper = self._upper(params)
+    def slope(self, point: State, batch: Tensor | slice = slice(None), *, log: bool = False) -> Slope:
+        params = {name: point[name].detach().requires_grad_() for name in self._upper_names}
+        first = point["kept"] * self.first[batch] - self.gram[batch] @ point["spent"]
+        logits = self._upper(params)(torch.relu(first.requires_grad_()))
         labels = self.labels[batch]
-        logits = upper(torch.relu(first))
-        loss = self.task.loss(logits, labels)
+        loss = (self.task.log_loss if log else self.task.loss)(logits, labels)
         signal, *gradients = torch.autograd.grad(loss, [first, *params.values()])
-        with torch.no_grad():
-            rate = self._rate(loss.detach())
-            for name, gradient in zip(names, gradients, strict=True):
-                state[name] = self._moved(params[name].detach(), gradient, rate)
-            shrink = 1 - rate * self.recipe.weight_decay
-            state["first"] = shrink * state["first"] - rate * (state["gram"][:, batch] @ signal)
-            state["spent"] = shrink * state["spent"]
-            state["spent"][batch] += rate * signal
-            state["kept"] = shrink * state["kept"]
-        return loss.detach(), self.task.correct(logits.detach(), labels)
+        spent = torch.zeros_like(point["spent"])
+        spent[batch] = -signal
+        named = {
+            "spent": spent,
+            "kept": torch.zeros_like(point["kept"]),
+            **dict(zip(params, gradients, strict=True)),
+        }
+        decayed = {name: self._decayed(gradient, point[name]) for name, gradient in named.items()}
+        return Slope(decayed, loss.detach(), self.task.correct(logits.detach(), labels))
 
-    def _upper(self, params: dict[str, Tensor]) -> DenseNetwork:
+    def layer_squares(self, vector: State) -> Tensor:
+        """In the first layer ||c W(0) - Sᵀ X||² = c² ||W(0)||² - 2 c <Z(0), S> + <S, G S>, biases included."""
+        spent, kept = vector["spent"], vector["kept"]
+        noise = sum(self.start.params[name].square().sum() for name in self.start.layer_names[0])
+        mixed = (self.first * spent).sum()
+        first = kept.square() * noise - 2 * kept * mixed + (spent * (self.gram @ spent)).sum()
+        upper = [sum(vector[name].square().sum() for name in names) for names in self.start.layer_names[1:]]
+        return torch.stack([first.clamp(min=0), *map(torch.as_tensor, upper)])
+
+    @property
+    def _upper_names(self) -> list[str]:
+        return [name for names in self.start.layer_names[1:] for name in names]
+
+    def _upper(self, params: State) -> DenseNetwork:
         """All layers above the first, reading its activations."""
         layers = range(1, len(self.start.weights))
         return replace(

@@ -45,6 +45,12 @@ class DenseNetwork:
                 named[f"layers.{layer}.bias"] = bias
         return named
 
+    @property
+    def layer_names(self) -> list[list[str]]:
+        """The names of `params`, layer by layer."""
+        layers = range(len(self.weights))
+        return [[name for name in self.params if name.startswith(f"layers.{layer}.")] for layer in layers]
+
     def with_params(self, params: dict[str, Tensor]) -> DenseNetwork:
         """The same architecture with other values, by the names of `params`."""
         layers = range(len(self.weights))

@@ -11,6 +11,7 @@ from torch import Tensor
 from engram.errors import require
 from engram.loop import Budget, Observer, Snapshots, Solution, run
 from engram.targets.descent import GradientDescent, Recipe
+from engram.targets.flow import FlowDescent
 from engram.targets.gram import GramDescent
 from engram.targets.networks import DenseNetwork, initialise
 from engram.targets.spec import MLPSpec
@@ -68,6 +69,7 @@ def train(
     # The Gram form costs n² where plain descent costs n d, and is the same trajectory.
     method = GramDescent if len(flat) < flat.shape[1] else GradientDescent
     descent = method(start, task, recipe, flat, labels.to(device))
+    iteration = descent if recipe.flow is None else FlowDescent(descent, recipe.flow)
     budget = Budget(steps=recipe.epochs)
-    solution = run(descent, budget, snapshots=snapshots, resume=resume, observers=observers)
+    solution = run(iteration, budget, snapshots=snapshots, resume=resume, observers=observers)
     return descent.network(solution.state), solution

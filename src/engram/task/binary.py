@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engram.task.protocol import OneDual
+from engram.task.protocol import OneDual, log_mean_softplus
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,9 @@ class Binary(OneDual):
         """mean_i log(1 + exp(-y_i Phi(x_i)))."""
         return torch.nn.functional.softplus(-self.margins(logits, labels)).mean()
 
+    def log_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return log_mean_softplus(-self.margins(logits, labels))
+
     def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
         return self.margins(logits, labels) > 0
 
@@ -49,6 +52,10 @@ class Binary(OneDual):
                 [ 3.]])
         """
         return (duals * self.signs(labels, duals.dtype))[:, None]
+
+    def sides(self, labels: Tensor, duals: Tensor, logits: Tensor) -> Tensor:
+        """s_i = y_i, [m, 1]."""
+        return self.signs(labels, logits.dtype)[:, None]
 
     @staticmethod
     def signs(labels: Tensor, dtype: torch.dtype) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engram.errors import require
-from engram.task.protocol import OneDual
+from engram.task.protocol import OneDual, log_mean_softplus
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,12 @@ class Multiclass(OneDual):
         """mean_i log sum_j exp(Phi_j(x_i) - Phi_{y_i}(x_i))."""
         return torch.nn.functional.cross_entropy(logits, labels)
 
+    def log_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """With a_i = log sum_{j != y_i} exp(Phi_j(x_i) - Phi_{y_i}(x_i)) the loss is mean_i log(1 + exp(a_i))."""
+        own = logits.gather(1, labels[:, None])
+        others = (logits - own).scatter(1, labels[:, None], -torch.inf)
+        return log_mean_softplus(others.logsumexp(1))
+
     def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
         return self.margins(logits, labels) > 0
 
@@ -69,9 +75,12 @@ class Multiclass(OneDual):
         tensor([[ 2.,  0., -2.],
                 [-3.,  0.,  3.]])
         """
+        return duals[:, None] * self.sides(labels, duals, logits)
+
+    def sides(self, labels: Tensor, duals: Tensor, logits: Tensor) -> Tensor:
+        """s_i = e_{y_i} - e_{runner-up of i}, [m, C]."""
         one_hot = torch.nn.functional.one_hot
-        sides = one_hot(labels, self.classes) - one_hot(runner_up(logits, labels), self.classes)
-        return duals[:, None] * sides.to(duals.dtype)
+        return (one_hot(labels, self.classes) - one_hot(runner_up(logits, labels), self.classes)).to(logits.dtype)
 
 
 @dataclass(frozen=True)
@@ -101,6 +110,11 @@ class MulticlassPairs(Multiclass):
         """lambda_ij ~ U(0, 1) / (C - 1): a sample's duals add up to as much as in the other form."""
         drawn = torch.rand(len(labels), self.classes, generator=generator, dtype=torch.float64)
         return self._others(labels.cpu(), drawn / (self.classes - 1))
+
+    def equal_duals(self, labels: Tensor, size: float) -> Tensor:
+        """lambda_ij = size / (C - 1)."""
+        whole = torch.full((len(labels), self.classes), size / (self.classes - 1), dtype=torch.float64)
+        return self._others(labels.cpu(), whole)
 
     def dual_shortfall(self, labels: Tensor, duals: Tensor, floor: float) -> Tensor:
         """No pair below zero, and no sample's sum below the floor, [m, C + 1].

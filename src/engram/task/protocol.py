@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -34,6 +35,9 @@ class Task(Protocol):
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Mean training loss; logits [n, outputs], labels [n]."""
 
+    def log_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """log of the loss, right where the loss itself would vanish in floating point."""
+
     def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Which samples are classified as labelled, [n] bool."""
 
@@ -48,8 +52,14 @@ class Task(Protocol):
         outputs take part (a choice that is constant but for ties), and no gradient flows into them.
         """
 
+    def sides(self, labels: Tensor, duals: Tensor, logits: Tensor) -> Tensor:
+        """The rows s_i with margin_i = sum_k s_ik Phi_k(x_i), [m, outputs]; logits as in `output_weights`."""
+
     def draw_duals(self, labels: Tensor, generator: torch.Generator) -> Tensor:
         """Duals to start from, drawn on the CPU in float64."""
+
+    def equal_duals(self, labels: Tensor, size: float) -> Tensor:
+        """Duals under which every sample counts `size`, on the CPU in float64."""
 
     def dual_shortfall(self, labels: Tensor, duals: Tensor, floor: float) -> Tensor:
         """By how much duals fall below what they must be, entry by entry, none negative."""
@@ -59,6 +69,17 @@ class Task(Protocol):
 
     def sample_labels(self, labels: Tensor, duals: Tensor) -> Tensor:
         """The labels that candidates have in the end, [m]."""
+
+
+def log_mean_softplus(excess: Tensor) -> Tensor:
+    """log mean_i log(1 + exp(a_i)) for a [n], without underflow: log(1 + exp(a)) is exp(a) to float64 below -40.
+
+    >>> float(log_mean_softplus(torch.tensor([-2000.0, -2000.0])))
+    -2000.0
+    """
+    # both branches of `where` are differentiated, so each gets inputs at which it is finite
+    moderate = torch.nn.functional.softplus(excess.clamp(min=-40)).log()
+    return (torch.where(excess < -40, excess, moderate)).logsumexp(0) - math.log(len(excess))
 
 
 class OneDual:
@@ -71,6 +92,9 @@ class OneDual:
     def draw_duals(self, labels: Tensor, generator: torch.Generator) -> Tensor:
         """lambda_i ~ U(0, 1)."""
         return torch.rand(len(labels), generator=generator, dtype=torch.float64)
+
+    def equal_duals(self, labels: Tensor, size: float) -> Tensor:
+        return torch.full((len(labels),), size, dtype=torch.float64)
 
     def dual_shortfall(self, labels: Tensor, duals: Tensor, floor: float) -> Tensor:
         """max(floor - lambda_i, 0), [m].

@@ -67,6 +67,9 @@ class Regression:
             return torch.nn.functional.huber_loss(difference, torch.zeros_like(difference))
         return difference.abs().pow(self.power).mean()
 
+    def log_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self.loss(logits, labels).log()
+
     def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The output has the target's sign."""
         return self.margins(logits, labels) > 0
@@ -84,9 +87,17 @@ class Regression:
         """
         return duals[:, None]
 
+    def sides(self, labels: Tensor, duals: Tensor, logits: Tensor) -> Tensor:
+        """s_i = sign lambda_i, [m, 1]: the sign of the target that the sample is held short of."""
+        return duals.sign()[:, None]
+
     def draw_duals(self, labels: Tensor, generator: torch.Generator) -> Tensor:
         """lambda_i ~ N(0, 1)."""
         return torch.randn(len(labels), generator=generator, dtype=torch.float64)
+
+    def equal_duals(self, labels: Tensor, size: float) -> Tensor:
+        """lambda_i = y_i size."""
+        return size * Binary.signs(labels, torch.float64)
 
     def dual_shortfall(self, labels: Tensor, duals: Tensor, floor: float) -> Tensor:
         """Nothing: either sign is right."""

@@ -15,15 +15,15 @@ from tests import cases
 
 @pytest.mark.parametrize("affordable", [10, 500, 1000, 2500, 5000, 40_000])
 def test_plans_stay_within_what_is_affordable(affordable: int) -> None:
-    settings = plan(EngineSettings(), 1.25, affordable)
+    settings = plan(EngineSettings(), 1.0, affordable)
     assert settings.restarts >= 2
     assert FEWEST_STEPS <= settings.steps <= MOST_STEPS
     if settings.steps > FEWEST_STEPS:
-        assert (settings.restarts + 1.25) * settings.steps <= affordable
+        assert (settings.restarts + 1.0) * settings.steps <= affordable
 
 
 def test_more_time_never_means_fewer_steps_or_restarts() -> None:
-    plans = [plan(EngineSettings(), 1.25, affordable) for affordable in range(100, 20_000, 100)]
+    plans = [plan(EngineSettings(), 1.0, affordable) for affordable in range(100, 20_000, 100)]
     work = [one.steps * one.restarts for one in plans]
     assert work == sorted(work)
 

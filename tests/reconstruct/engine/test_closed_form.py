@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from engram.attacker import AttackerView
 from engram.reconstruct.engine.closed_form import explained, parameters, pull_back, run_pass
+from engram.reconstruct.engine.row_space import RowSpace
+from engram.reconstruct.engine.scales import Scales
+from engram.reconstruct.engine.settings import EngineSettings
+from engram.reconstruct.engine.solver import Engine
 from engram.reconstruct.published.objective import residuals
 from engram.reconstruct.published.relu import smoothed_relu
+from engram.targets.networks import DenseNetwork
 from engram.targets.spec import BiasPolicy
-from engram.task import Binary
+from engram.task import Binary, Task
 from tests import cases
 
 SLOPE = 6.0
@@ -39,7 +47,7 @@ def test_value_and_gradients_equal_autograd(sizes: tuple[int, ...], bias: BiasPo
     by_inputs, by_duals = torch.autograd.grad(expected, (inputs, duals))
 
     signs = Binary.signs(labels, torch.float64)
-    done = run_pass(network, inputs.detach(), (duals.detach() * signs)[:, None], SLOPE)
+    done = run_pass(network, inputs.detach(), lambda _: (duals.detach() * signs)[:, None], SLOPE)
     left = {layer: parameters(network, layer) - explained(done, layer) for layer in chosen}
     value = 0.3 * done.outputs.square().sum() + sum(shares[k] * left[k].square().sum() for k in chosen)
     by_residual = {layer: 2 * shares[layer] * left[layer] for layer in chosen}
@@ -47,3 +55,41 @@ def test_value_and_gradients_equal_autograd(sizes: tuple[int, ...], bias: BiasPo
     torch.testing.assert_close(value, expected.detach(), rtol=0, atol=1e-10)
     torch.testing.assert_close(found_inputs, by_inputs, rtol=0, atol=1e-10)
     torch.testing.assert_close(found_coefficients.squeeze(1) * signs, by_duals, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("task", cases.TASKS, ids=lambda task: f"{task.name}-{task.outputs}")
+@pytest.mark.parametrize("bias", ["first", "all"])
+def test_every_task_equals_autograd(task: Task, bias: BiasPolicy) -> None:
+    """Stationarity of all layers and the margins of every task, through its coefficients and back to its duals."""
+    network = cases.network(4, 6, 5, task.outputs, bias=bias)
+    inputs, labels = cases.points(8, 4, seed=3, labels=task.label_count)
+    duals = task.draw_duals(labels, torch.Generator().manual_seed(1))
+    inputs.requires_grad_()
+    duals.requires_grad_()
+    by_name = residuals(network, task, smoothed_relu(SLOPE), inputs, labels, len(inputs) * duals)
+    outputs = network(inputs, smoothed_relu(SLOPE))
+    sides = task.sides(labels, duals.detach(), outputs)
+    expected = sum(value.square().sum() for value in by_name.values()) + (sides * outputs).sum(1).square().sum()
+    assert isinstance(expected, torch.Tensor)
+    by_inputs, by_duals = torch.autograd.grad(expected, (inputs, duals))
+
+    view = AttackerView(network, (4,), task)
+    settings = EngineSettings(candidates=8, dtype="float64", prior=0.0)
+    objective = replace(Engine(view, settings).objective, scales=_as_they_are(network))
+    done = objective.run(inputs.detach(), duals.detach(), labels)
+    left = {layer: parameters(network, layer) - explained(done, layer) for layer in range(3)}
+    margins = (task.sides(labels, duals, done.outputs) * done.outputs).sum(1)
+    value = sum(residual.square().sum() for residual in left.values()) + margins.square().sum()
+    by_output = 2 * margins[:, None] * task.sides(labels, duals, done.outputs)
+    by_residual = {layer: 2 * residual for layer, residual in left.items()}
+    found_inputs, by_coefficients = pull_back(network, done, SLOPE, by_residual, by_output.detach())
+    found_duals = objective.by_duals(duals, labels, done, by_coefficients)
+    torch.testing.assert_close(value.detach(), expected.detach(), rtol=0, atol=1e-10)
+    torch.testing.assert_close(found_inputs, by_inputs, rtol=0, atol=1e-10)
+    torch.testing.assert_close(found_duals, by_duals, rtol=0, atol=1e-10)
+
+
+def _as_they_are(network: DenseNetwork) -> Scales:
+    """No rotation, no scaling: the network's own coordinates."""
+    space = RowSpace(torch.eye(network.sizes[0], dtype=torch.float64), torch.ones(1), 0.0, 0.0)
+    return Scales(network=network, space=space, candidates=8, latent_std=1.0, slope=SLOPE, dual=1.0)

@@ -12,7 +12,7 @@ As in the papers, ReLU's derivative is the sigmoid wherever it appears.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -37,8 +37,13 @@ class Pass:
     """Phi(x_i), [m, C]."""
 
 
-def run_pass(network: DenseNetwork, inputs: Tensor, coefficients: Tensor, slope: float) -> Pass:
-    """All activations, gates and backpropagated signals for inputs [m, r] and coefficients [m, C]."""
+def run_pass(
+    network: DenseNetwork, inputs: Tensor, coefficients: Callable[[Tensor], Tensor], slope: float
+) -> Pass:
+    """All activations, gates and backpropagated signals for inputs [m, r].
+
+    `coefficients` maps the outputs Phi to c, both [m, C]: which outputs take part may depend on them.
+    """
     entering, gates = [], []
     hidden = inputs
     for layer, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):
@@ -47,7 +52,7 @@ def run_pass(network: DenseNetwork, inputs: Tensor, coefficients: Tensor, slope:
         if layer < len(network.weights) - 1:
             gates.append(torch.sigmoid(slope * pre))
             hidden = pre.clamp(min=0)
-    signals = [coefficients]
+    signals = [coefficients(pre)]
     arriving: list[Tensor] = []
     for gate, weight in zip(reversed(gates), reversed(network.weights[1:]), strict=True):
         arriving.insert(0, signals[0] @ weight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from engram.reconstruct.engine.metric import neuron_metric
 from engram.reconstruct.engine.prior import total_variation
 from engram.reconstruct.engine.scales import Scales
 from engram.reconstruct.engine.settings import EngineSettings
-from engram.task import Binary
+from engram.task import Task
 
 GAIN_RIDGE = 0.3
 """How strongly a neuron's gain is held at 1."""
@@ -69,27 +70,48 @@ def gains(overlap: Tensor, predicted: Tensor, energies: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """Values and gradients for latents [m, r], duals [m] and labels [m] in a state."""
+    """Values and gradients for latents [m, r], labels [m] and duals as the task has them."""
 
     scales: Scales
     settings: EngineSettings
+    task: Task
     input_shape: tuple[int, ...]
 
     def __call__(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """The terms of F, and its gradients by latents [m, r] and duals [m]."""
-        network, slope = self.scales.network, self.scales.slope
-        latents, duals = state["latents"], state["duals"]
-        signs = Binary.signs(state["labels"], latents.dtype)
-        done = run_pass(network, latents, (duals * signs)[:, None], slope)
+        """The terms of F, and its gradients by latents [m, r] and duals."""
+        latents, duals, labels = state["latents"], state["duals"], state["labels"]
+        done = self.run(latents, duals, labels)
         stationarity, by_residual = self.stationarity(done, metric)
-        margin, by_output = self.margin(done, signs, duals)
-        by_latents, by_coefficients = pull_back(network, done, slope, {0: by_residual}, by_output[:, None])
+        margin, by_output = self.margin(done, labels, duals)
+        by_latents, by_coefficients = pull_back(
+            self.scales.network, done, self.scales.slope, {0: by_residual}, by_output
+        )
         losses = {"stationarity": stationarity, "margin": margin}
         if prior > 0:
             variation, by_variation = self.variation(latents, duals)
             losses["variation"] = prior * variation
             by_latents = by_latents + prior * by_variation
-        return losses, by_latents, by_coefficients.squeeze(1) * signs
+        return losses, by_latents, self.by_duals(duals, labels, done, by_coefficients)
+
+    def run(self, latents: Tensor, duals: Tensor, labels: Tensor) -> Pass:
+        weigh = partial(self.task.output_weights, labels, duals)
+        return run_pass(self.scales.network, latents, weigh, self.scales.slope)
+
+    def by_duals(self, duals: Tensor, labels: Tensor, done: Pass, by_coefficients: Tensor) -> Tensor:
+        """Through the coefficients, which are linear in the duals; the task knows how."""
+        with torch.enable_grad():
+            leaf = duals.detach().requires_grad_()
+            coefficients = self.task.output_weights(labels, leaf, done.outputs)
+            (gradient,) = torch.autograd.grad(coefficients, leaf, by_coefficients)
+        return gradient
+
+    def shares(self, duals: Tensor) -> Tensor:
+        """How much each candidate counts among all, [m]; they add up to 1."""
+        sizes = self.task.sample_duals(duals).abs()
+        return sizes / self.total(sizes)
+
+    def total(self, sizes: Tensor) -> Tensor:
+        return sizes.sum().clamp(min=1e-12 * self.scales.dual)
 
     def stationarity(self, done: Pass, metric: Metric) -> tuple[Tensor, Tensor]:
         """sum_k min_s of the residual of neuron k (`gains`), and its gradient by the residual w - p, [h, k].
@@ -107,40 +129,39 @@ class Objective:
 
     def unexplained(self, state: State) -> Tensor:
         """What is left of each neuron at its best gain, ||w_k - s_k p_k||² / ||w_k||², [h]."""
-        network = self.scales.network
-        signs = Binary.signs(state["labels"], state["latents"].dtype)
-        done = run_pass(network, state["latents"], (state["duals"] * signs)[:, None], self.scales.slope)
-        weights, predicted = parameters(network, 0), explained(done, 0)
+        done = self.run(state["latents"], state["duals"], state["labels"])
+        weights, predicted = parameters(self.scales.network, 0), explained(done, 0)
         gain = gains((weights * predicted).sum(1), predicted.square().sum(1), weights.square().sum(1))
         left = weights - gain[:, None] * predicted
         return left.square().sum(1) / row_energies(weights)
 
-    def metric(self, latents: Tensor, duals: Tensor) -> Metric:
+    def metric(self, latents: Tensor, duals: Tensor, labels: Tensor) -> Metric:
         """Scaled so that candidates that explain nothing have loss 1."""
-        network = self.scales.network
-        done = run_pass(network, latents, duals[:, None], self.scales.slope)
-        matrices = neuron_metric(done.entering[0], done.gates[0], duals, self.settings.ridge)
-        weights = parameters(network, 0)
+        done = self.run(latents, duals, labels)
+        sizes = self.task.sample_duals(duals)
+        matrices = neuron_metric(done.entering[0], done.gates[0], sizes, self.settings.ridge)
+        weights = parameters(self.scales.network, 0)
         matrices /= row_energies(weights)[:, None, None]
         matrices /= torch.einsum("kp,kpq,kq->", weights, matrices, weights)
         return Metric.of(matrices, weights)
 
-    def margin(self, done: Pass, signs: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
-        """Squared distance of y Phi / gamma from [1 - tolerance, 1 + tolerance], duals as weights.
+    def margin(self, done: Pass, labels: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
+        """Squared distance of margin / gamma from [1 - tolerance, 1 + tolerance], duals as weights.
 
-        gamma = ||[W_1 b_1]||² / sum lambda, since the first layer is homogeneous. Value, and gradient by Phi [m].
+        gamma = ||[W_1 b_1]||² / sum lambda, as the first layer is homogeneous. Value, and gradient by Phi [m, C].
         """
-        total = duals.sum().clamp(min=1e-12 * self.scales.dual)
-        gamma = parameters(self.scales.network, 0).square().sum() / total
-        excess = signs * done.outputs.squeeze(1) / gamma - 1
+        sizes = self.task.sample_duals(duals).abs()
+        gamma = parameters(self.scales.network, 0).square().sum() / self.total(sizes)
+        sides = self.task.sides(labels, duals, done.outputs)
+        excess = (sides * done.outputs).sum(1) / gamma - 1
         outside = excess - excess.clamp(-self.settings.margin_tolerance, self.settings.margin_tolerance)
-        share = self.settings.margin_weight * duals / total
-        return (share * outside.square()).sum(), 2 * share * outside * signs / gamma
+        share = self.settings.margin_weight * self.shares(duals)
+        return (share * outside.square()).sum(), (2 * share * outside / gamma)[:, None] * sides
 
     def variation(self, latents: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
         """Total variation of the images, duals as weights, and its gradient by the latents [m, r]."""
         basis = self.scales.space.basis.to(latents.dtype)
         images = (latents @ basis).view(-1, *self.input_shape)
         values, gradients = total_variation(images)
-        share = duals / duals.sum().clamp(min=1e-12 * self.scales.dual)
+        share = self.shares(duals)
         return (share * values).sum(), share[:, None] * (gradients.flatten(1) @ basis.T)

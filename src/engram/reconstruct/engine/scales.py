@@ -19,8 +19,8 @@ SOFTNESS = 10.0
 """Gates are soft over a tenth of the pre-activations' spread on natural inputs."""
 MARGIN_PER_SPREAD = 2.0
 """Margins of memorised samples lie at about twice the outputs' spread on random inputs in the row space."""
-CANDIDATES_PER_DIRECTION = 4
-"""More training samples than directions of the row space share them; four a direction leave room."""
+CANDIDATES_PER_DIRECTION = 3
+"""More training samples than directions of the row space share them; three a direction leave room."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
     excited = torch.nn.functional.linear(probe, reduced.weights[0], reduced.biases[0])
     outputs = reduced(probe)
     candidates = settings.candidates or max(40, CANDIDATES_PER_DIRECTION * rank)
-    candidates += candidates % view.task.label_count
+    candidates += -candidates % view.task.label_count
     margin = MARGIN_PER_SPREAD * float(outputs.std().clamp(min=1e-12))
     norm = float(parameters(reduced, 0).square().sum())
     return Scales(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engram.reconstruct.engine.settings import EngineSettings
 
-PRIOR_GRID = (0.4, 0.8, 1.6, 3.2, 6.4)
+PRIOR_GRID = (0.8, 1.6, 3.2, 6.4)
 TRIAL_SHARE = 0.25
 """Length of a trial as a share of a restart."""
 LEFT_OUT = 4
@@ -80,7 +80,7 @@ def choose_prior(left_unexplained: Tensor) -> float:
     """The largest strength whose residual on left-out neurons [len(PRIOR_GRID)] is near the best.
 
     >>> import torch
-    >>> choose_prior(torch.tensor([0.227, 0.2176, 0.2113, 0.2182, 0.244]))
+    >>> choose_prior(torch.tensor([0.2176, 0.2113, 0.2182, 0.244]))
     1.6
     """
     near = left_unexplained <= (1 + TOLERANCE) * left_unexplained.min()

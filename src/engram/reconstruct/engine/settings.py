@@ -24,7 +24,7 @@ class EngineSettings:
     restarts: int = 4
     prior: float | None = None
     ridge: float = 0.01
-    margin_weight: float = 0.2
+    margin_weight: float = 0.4
     margin_tolerance: float = 0.15
     metric_every: int = 50
     dtype: Literal["float32", "float64"] = "float32"

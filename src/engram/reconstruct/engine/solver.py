@@ -38,6 +38,8 @@ LATENT_RATE = 0.08
 DUAL_RATE = 0.05
 """Adam's rate as a share of the mean dual."""
 BETAS = (0.9, 0.999)
+HELD_DUALS = 0.2
+"""Share of a start in which the duals of several classes stay as they are."""
 UNJUDGED = torch.finfo(torch.float64).max
 """Stands for the residual of a trial that has not ended."""
 
@@ -62,7 +64,7 @@ class Engine:
 
     @cached_property
     def objective(self) -> Objective:
-        return Objective(self.scales, self.settings, self.view.input_shape)
+        return Objective(self.scales, self.settings, self.view.task, self.view.input_shape)
 
     @property
     def total_steps(self) -> int:
@@ -72,10 +74,12 @@ class Engine:
         scales, restarts = self.scales, self.settings.restarts
         device, dtype = scales.network.weights[0].device, self.settings.torch_dtype
         m, rank = scales.candidates, scales.space.rank
+        labels = torch.arange(m) % self.view.task.label_count
+        shape = self.view.task.equal_duals(labels, scales.dual).shape
         return {
             "pool_latents": torch.zeros(restarts, m, rank, device=device, dtype=dtype),
-            "pool_duals": torch.zeros(restarts, m, device=device, dtype=dtype),
-            "labels": torch.arange(m, device=device) % self.view.task.label_count,
+            "pool_duals": torch.zeros(restarts, *shape, device=device, dtype=dtype),
+            "labels": labels.to(device),
             "step": torch.tensor(0),
             # Not yet judged; finite, since a state with infinities counts as diverged.
             "left_unexplained": torch.full((len(PRIOR_GRID),), UNJUDGED, dtype=torch.float64),
@@ -92,8 +96,10 @@ class Engine:
         losses, by_latents, by_duals = self.objective(state, self._current_metric(state, phase), prior)
         decay = 0.5 * (1 + math.cos(math.pi * phase.step / phase.length))
         _adam(state, "latents", by_latents, LATENT_RATE * self.scales.latent_std * decay, phase.step + 1)
-        _adam(state, "duals", by_duals, DUAL_RATE * self.scales.dual * decay, phase.step + 1)
-        state["duals"].clamp_(min=0)
+        if self._duals_move(phase):
+            _adam(state, "duals", by_duals, DUAL_RATE * self.scales.dual * decay, phase.step + 1)
+        if not self.view.task.has_signed_duals:
+            state["duals"].clamp_(min=0)
         if phase.is_last and phase.is_trial:
             state["left_unexplained"][phase.index] = self.objective.unexplained(state)[::LEFT_OUT].mean()
         elif phase.is_last:
@@ -119,9 +125,15 @@ class Engine:
         if done == 0:
             latents, duals = state["latents"][None], state["duals"][None]
         images = latents.flatten(0, 1) @ self.scales.space.basis.to(latents.dtype)
-        labels = state["labels"].repeat(len(latents))
-        pool = Reconstruction(images.view(-1, *self.view.input_shape).cpu(), duals.flatten().cpu(), labels.cpu())
+        task, duals = self.view.task, duals.flatten(0, 1)
+        labels = task.sample_labels(state["labels"].repeat(len(latents)), duals)
+        sizes = task.sample_duals(duals).abs()
+        pool = Reconstruction(images.view(-1, *self.view.input_shape).cpu(), sizes.cpu(), labels.cpu())
         return consensus(pool, len(latents))
+
+    def _duals_move(self, phase: Phase) -> bool:
+        """With several classes duals wait: while most margins are negative they would all fall to zero."""
+        return self.view.task.outputs == 1 or phase.step >= HELD_DUALS * phase.length
 
     def _prior(self, state: State, phase: Phase) -> float:
         if len(self.view.input_shape) != 3:
@@ -139,7 +151,8 @@ class Engine:
         shape = (scales.candidates, scales.space.rank)
         latents = scales.latent_std * torch.randn(shape, generator=generator, dtype=torch.float64)
         latents = latents.to(device=device, dtype=dtype)
-        duals = torch.full((scales.candidates,), scales.dual, device=device, dtype=dtype)
+        labels = torch.arange(scales.candidates) % self.view.task.label_count
+        duals = self.view.task.equal_duals(labels, scales.dual).to(device=device, dtype=dtype)
         moments = {
             f"{name}_{moment}": torch.zeros_like(value)
             for name, value in (("latents", latents), ("duals", duals))
@@ -150,7 +163,7 @@ class Engine:
     def _current_metric(self, state: State, phase: Phase) -> Metric:
         """From stored copies, so that a resumed run has the same one; zero where a trial leaves neurons out."""
         if 0 not in self._metric:
-            metric = self.objective.metric(state["metric_latents"], state["metric_duals"])
+            metric = self.objective.metric(state["metric_latents"], state["metric_duals"], state["labels"])
             self._metric[0] = metric.without(LEFT_OUT) if phase.is_trial else metric
         return self._metric[0]
 

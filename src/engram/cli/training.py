@@ -1,0 +1,142 @@
+"""What `engram train` does with its options: make a plan of them, carry it out, say what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from engram.cli.options import check_device, parse_widths, training_bar
+
+if TYPE_CHECKING:
+    from engram.experiments.zoo import Plan
+    from engram.targets.descent import Flow
+
+# what goes with --preset; all else is the preset's own
+BESIDE_PRESET = {"out", "preset", "scale", "cache", "data_root", "seed", "device", "resume", "snapshot_every"}
+RECIPE_OPTIONS = (
+    "lr",
+    "epochs",
+    "loss_threshold",
+    "gradient_threshold",
+    "batch",
+    "weight_decay",
+    "normalise_below",
+    "dtype",
+    "seed",
+)
+
+
+def list_presets() -> None:
+    """A line for each preset: where the papers use it, what it is, the paper's training loss."""
+    from engram.experiments.zoo import PRESETS, SCALES
+
+    for name, preset in PRESETS.items():
+        plan = preset.plan
+        loss = "" if preset.loss is None else f", loss {preset.loss:g}"
+        what = f"{plan.data.name} n={plan.data.n}, {plan.network.name}, {plan.task}{loss}"
+        typer.echo(f"{name:26s} {what}  ({preset.where})")
+    typer.echo(f"scales: {', '.join(SCALES)}; e.g. engram train --preset cifar500 --scale cpu -o runs/cifar500")
+
+
+def refuse_beside_preset(context: typer.Context) -> None:
+    """No option is quietly ignored: what a preset decides can't be given as well."""
+    from engram.errors import ConfigError
+
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        given = source is not None and source.name == "COMMANDLINE"
+        if given and name not in BESIDE_PRESET:
+            raise ConfigError(f"{parameter.opts[0]} does not go with --preset, which decides it; leave one out")
+
+
+def plan_by_options(**options: Any) -> Plan:
+    """The plan that the options describe."""
+    from engram.cli.options import named_data
+    from engram.errors import ConfigError
+    from engram.experiments.zoo import Plan
+    from engram.targets.descent import Recipe
+    from engram.targets.spec import MLPSpec
+    from engram.task import own_classes, task_named
+
+    if options["data"] is None:
+        raise ConfigError("there is nothing to train on; give --data and -n, or --preset (see --list)")
+    try:
+        std = None if options["init"] == "standard" else float(options["init"])
+    except ValueError as error:
+        raise ConfigError(f"--init must be a number or 'standard', got {options['init']!r}") from error
+    task = options["task"] or "binary"
+    choice = named_data(
+        options["data"],
+        options["n"],
+        options["labels"],
+        options["data_seed"],
+        classes=options["classes"],
+        own_classes=own_classes(task),
+    )
+    recipe = Recipe(**{name: options[name] for name in RECIPE_OPTIONS}, flow=_flow(options))
+    images = choice.load(options["data_root"], held_out=0).train
+    network = MLPSpec(
+        inputs=images.images[0].numel(),
+        widths=parse_widths(options["widths"]),
+        outputs=task_named(task, len(images.classes)).outputs,
+        bias=options["bias"],
+        first_layer_std=std,
+    )
+    return Plan(data=choice, network=network, recipe=recipe, task=task)
+
+
+def make(
+    plan: Plan,
+    *,
+    out: Path,
+    data_root: Path | None,
+    device: str,
+    resume: bool,
+    snapshot_every: float,
+    cached: bool,
+) -> None:
+    """Train by the plan, write the target, and say how well it does."""
+    from engram.pipeline import build_target
+    from engram.targets.cache import TargetCache, cache_root
+    from engram.task import task_named
+
+    for cut in plan.cuts:
+        typer.echo(f"cut: {cut}")
+    with training_bar(plan.recipe) as progress:
+        target = build_target(
+            plan.data,
+            plan.network,
+            plan.recipe,
+            task_named(plan.task, plan.network.outputs),
+            root=data_root,
+            directory=out,
+            device=check_device(device),
+            resume=resume,
+            snapshot_every=snapshot_every,
+            observers=[progress],
+            cache=TargetCache(cache_root()) if cached else None,
+        )
+    card = target.card
+    assert card is not None
+    done = f"{card.stopped}, {card.epochs:,} epochs, {card.seconds:.0f} s"
+    typer.echo(f"{plan.network.name} ({card.task}), {plan.data.n} images of {plan.data.name}: {done}")
+    for name, quality in (("training", card.train), ("held-out", card.held_out), ("test", card.test)):
+        if quality is not None:
+            typer.echo(f"  {name:9s} loss {quality.loss:.3g}, accuracy {quality.accuracy:.1%}")
+    typer.echo(f"wrote {out}")
+
+
+def _flow(options: dict[str, Any]) -> Flow | None:
+    from engram.errors import ConfigError
+    from engram.targets.descent import Flow
+
+    given = {name: options[f"flow_{name}"] for name in ("below", "tolerance")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if options["flow"]:
+        return Flow(**given)
+    if given:
+        raise ConfigError(f"--flow-{next(iter(given))} goes with --flow; give both, or neither")
+    return None

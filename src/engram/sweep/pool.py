@@ -1,0 +1,151 @@
+"""The candidates of all trials as one reconstruction: what is the same image is merged, and scored by agreement.
+
+As `reconstruct.engine.consensus` does for the restarts of one run, but trial by trial, best first, so that a
+hundred trials of a thousand candidates need no matrix of all pairs; and only the best trials vote, since in a
+sweep many have found nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engram.reconstruct.candidates import Reconstruction
+from engram.reconstruct.engine.consensus import SAME_IMAGE, confidence
+
+MOST_POOLED = 20_000
+"""So many candidates are kept; those of the best trials come first."""
+VOTERS = 16
+"""Agreement is with so many of the best trials."""
+
+Load = Callable[[int], Reconstruction]
+
+
+@dataclass(eq=False)
+class _Pool:
+    """Leaders of the merged groups, the weighted sums of their members, and the trial each came from."""
+
+    leaders: Tensor
+    sums: Tensor
+    weights: Tensor
+    labels: Tensor
+    trials: Tensor
+
+
+def pool_trials(
+    numbers: Sequence[int],
+    load: Load,
+    *,
+    most: int = MOST_POOLED,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Reconstruction:
+    """Merge the candidates of trials, given best first; `load` reads those of a number.
+
+    The score of a candidate is the confidence of its mean best likeness among the other voting trials; with a
+    single trial nothing can agree, and scores are NaN.
+    """
+    voters = list(numbers[:VOTERS])
+    total = len(numbers) + len(voters)
+    pool: _Pool | None = None
+    for done, number in enumerate(numbers, start=1):
+        pool = _joined(pool, load(number), number, most)
+        progress(done, total)
+    assert pool is not None, "no trial to pool"
+    agreed, votes = torch.zeros(len(pool.labels)), torch.zeros(len(pool.labels))
+    for done, number in enumerate(voters, start=len(numbers) + 1):
+        other = pool.trials != number
+        agreed += other * _best_likeness(pool, load(number))
+        votes += other
+        progress(done, total)
+    return _finished(pool, agreed / votes, len(numbers))
+
+
+def prepared(images: Tensor) -> Tensor:
+    """Rows [m, p] for `likeness`: images [m, C, H, W] centred and of length one, points [m, d] as they are."""
+    rows = images.flatten(1).float()
+    if images.ndim == 4:
+        rows = rows - rows.mean(1, keepdim=True)
+        rows = rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return rows
+
+
+def likeness(rows: Tensor, others: Tensor, *, are_images: bool) -> Tensor:
+    """How alike, at most 1, [m, k]: NCC of images; of points 1 - ||a - b|| / (||a|| + ||b||).
+
+    >>> circle = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+    >>> likeness(circle[:1], circle, are_images=False).round(decimals=2)
+    tensor([[1.0000, 0.2900, 0.0000]])
+    """
+    if are_images:
+        return rows @ others.T
+    sizes = rows.norm(dim=1)[:, None] + others.norm(dim=1)[None]
+    apart = torch.cdist(rows, others, compute_mode="donot_use_mm_for_euclid_dist")
+    alike: Tensor = 1 - apart / sizes.clamp(min=1e-12)
+    return alike
+
+
+def _joined(pool: _Pool | None, found: Reconstruction, number: int, most: int) -> _Pool:
+    """The pool with one more trial, its strongest candidates first."""
+    found = found.take(found.duals.argsort(descending=True, stable=True))
+    own, images = prepared(found.images), found.images.float()
+    # Duals are on each trial's own scale.
+    weights = found.duals.float().clamp(min=0)
+    weights = weights / weights.mean().clamp(min=1e-12) + 1e-6
+    if pool is None:
+        pool = _Pool(own[:0], images[:0], weights[:0], found.labels[:0], found.labels[:0])
+    leaders, fresh = _groups(pool, own, found.labels)
+    room = max(0, most - len(pool.labels))
+    kept = fresh[:room]
+    pool = _Pool(
+        torch.cat([pool.leaders, own[kept]]),
+        torch.cat([pool.sums, torch.zeros_like(images[kept])]),
+        torch.cat([pool.weights, torch.zeros_like(weights[kept])]),
+        torch.cat([pool.labels, found.labels[kept]]),
+        torch.cat([pool.trials, torch.full((len(kept),), number)]),
+    )
+    inside = leaders < len(pool.labels)
+    shaped = weights.view(-1, *[1] * (images.ndim - 1))
+    pool.sums.index_add_(0, leaders[inside], (shaped * images)[inside])
+    pool.weights.index_add_(0, leaders[inside], weights[inside])
+    return pool
+
+
+def _groups(pool: _Pool, own: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """For each candidate the place of its leader in the pool; and which candidates become leaders, in order."""
+    there = len(pool.labels)
+    leaders = torch.full((len(own),), -1)
+    if there:
+        best = _within_labels(pool, own, labels, pool.leaders, pool.labels).max(1)
+        leaders = torch.where(best.values >= SAME_IMAGE, best.indices, leaders)
+    alike = _within_labels(pool, own, labels, own, labels) >= SAME_IMAGE
+    fresh: list[int] = []
+    for candidate in range(len(own)):
+        if leaders[candidate] < 0:
+            joins = alike[candidate] & (leaders < 0)
+            joins[candidate] = True
+            leaders[joins] = there + len(fresh)
+            fresh.append(candidate)
+    return leaders, torch.tensor(fresh, dtype=torch.int64)
+
+
+def _best_likeness(pool: _Pool, voter: Reconstruction) -> Tensor:
+    """Of every leader with the most similar candidate of a trial, [leaders]."""
+    alike = _within_labels(pool, pool.leaders, pool.labels, prepared(voter.images), voter.labels)
+    return alike.amax(1).clamp(min=0)
+
+
+def _within_labels(pool: _Pool, rows: Tensor, labels: Tensor, others: Tensor, other_labels: Tensor) -> Tensor:
+    """Likeness of candidates with the same label, -1 between labels."""
+    alike = likeness(rows, others, are_images=pool.sums.ndim == 4)
+    return alike.masked_fill_(labels[:, None] != other_labels[None], -1.0)
+
+
+def _finished(pool: _Pool, agreement: Tensor, trials: int) -> Reconstruction:
+    """Sorted by agreement; duals are means over the trials, in units of each trial's mean dual."""
+    order = agreement.nan_to_num(nan=0.0).argsort(descending=True, stable=True)
+    shaped = pool.weights.view(-1, *[1] * (pool.sums.ndim - 1))
+    scores = confidence(agreement)
+    return Reconstruction(pool.sums / shaped, pool.weights / trials, pool.labels, scores).take(order)

@@ -1,0 +1,134 @@
+"""sweep.json: the table of trials, the best so far, what mattered, and what was pooled."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import optuna
+from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+from engram import files
+from engram.errors import EngramError
+from engram.reconstruct.candidates import Reconstruction
+from engram.runs import RunDirectory, versions
+from engram.sweep.index import write_index
+from engram.sweep.ledger import Row
+from engram.sweep.pool import pool_trials
+from engram.sweep.sweep import Sweep
+
+BEST_SHARE, ENOUGH_FOR_IMPORTANCE = 0.25, 20
+"""Importance is for reaching the best quarter of the trials; of fewer than 20 that quarter would say nothing."""
+SUMMARY = "sweep.json"
+
+
+def conclude(sweep: Sweep, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
+    """Pool the trials of a sweep, write its reconstruction, its index and sweep.json, and return the latter."""
+    rows = sweep.rows()
+    best_first = _poolable(sweep, rows)
+    if not best_first:
+        reasons = Counter(f"{row['state']}: {row['reason']}" for row in rows)
+        raise EngramError(
+            f"none of the {len(rows)} trials is complete here, so there is nothing to pool; "
+            f"most common: {reasons.most_common(1)[0][0]}"
+        )
+    pooled = pool_trials(
+        best_first,
+        lambda number: Reconstruction.load(sweep.trial_directory(number).reconstruction),
+        progress=progress,
+    )
+    pooled.save(RunDirectory(sweep.directory).reconstruction)
+    if sweep.is_complete():
+        shutil.rmtree(sweep.directory / "running", ignore_errors=True)  # what killed workers left
+    with files.locked(sweep.directory / "claims.lock"):
+        write_index(sweep.directory, sweep.rows())
+    summary = summarise(sweep, rows, pooled, best_first)
+    files.write_json(sweep.directory / SUMMARY, summary)
+    return summary
+
+
+def summarise(sweep: Sweep, rows: Sequence[Row], pooled: Reconstruction, numbers: Sequence[int]) -> dict[str, Any]:
+    spec = sweep.spec
+    complete = [row for row in rows if row["state"] == "complete"]
+    return {
+        "schema_version": 1,
+        "kind": "sweep",
+        "model": sweep.model,
+        "weights_sha256": sweep.weights_sha256,
+        "network": sweep.view.network.name,
+        "objective": {
+            "name": spec.objective,
+            "direction": spec.direction,
+            "meaning": MEANING[spec.objective],
+        },
+        "space": spec.space.to_json(),
+        "sampler": spec.sampler,
+        "seed": spec.seed,
+        "counts": {"asked": spec.trials, **Counter(row["state"] for row in rows)},
+        "best": _best(complete, spec.direction),
+        "best_so_far": best_so_far(rows, spec.direction),
+        "importance": importance(sweep.ledger.study, complete, sorted(spec.space.search)),
+        "pooled": {
+            "trials": len(numbers),
+            "elsewhere": len(complete) - len(numbers),
+            "candidates": len(pooled),
+            "confident": confident(pooled),
+        },
+        "seconds": round(sum(row.get("seconds", 0.0) for row in rows), 3),
+        "versions": versions() | {"optuna": optuna.__version__},
+        "trials": list(rows),
+    }
+
+
+MEANING = {
+    "blind": "share of the first layer that the candidates leave unexplained, hard gates; from the weights alone",
+    "oracle": "training images with SSIM > 0.4 beyond held-out ones; uses the training data, no attacker could",
+}
+
+
+def confident(found: Reconstruction) -> dict[str, int]:
+    """How many candidates are judged to show a training image at 90 % and at 50 %."""
+    assert found.scores is not None
+    return {f"{level:.0%}": int((found.scores > level).sum()) for level in (0.9, 0.5)}
+
+
+def best_so_far(rows: Sequence[Row], direction: str) -> list[list[float]]:
+    """[number, best objective up to it] for every trial that improved it, by number.
+
+    >>> rows = [{"number": n, "objective": v} for n, v in enumerate([0.5, None, 0.7, 0.2])]
+    >>> best_so_far(rows, "minimize")
+    [[0, 0.5], [3, 0.2]]
+    """
+    sign = 1 if direction == "minimize" else -1
+    curve: list[list[float]] = []
+    for row in rows:
+        value = row["objective"]
+        if value is not None and (not curve or sign * value < sign * curve[-1][1]):
+            curve.append([row["number"], value])
+    return curve
+
+
+def importance(study: optuna.Study, complete: Sequence[Row], names: Sequence[str]) -> dict[str, float] | None:
+    """Each setting's share in what makes a trial one of the best (PED-ANOVA); None if there are too few."""
+    if len(complete) < ENOUGH_FOR_IMPORTANCE or not names:
+        return None
+    evaluator = PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE)
+    shares = get_param_importances(study, evaluator=evaluator)
+    return {name: round(share, 4) for name, share in shares.items()}
+
+
+def _best(complete: Sequence[Row], direction: str) -> Row | None:
+    sign = 1 if direction == "minimize" else -1
+    return min(complete, key=lambda row: (sign * row["objective"], row["number"]), default=None)
+
+
+def _poolable(sweep: Sweep, rows: Sequence[Row]) -> list[int]:
+    """Complete trials whose candidates are in this directory, best first, judged blind whatever the objective."""
+    complete = [
+        row
+        for row in rows
+        if row["state"] == "complete" and sweep.trial_directory(row["number"]).reconstruction.exists()
+    ]
+    return [row["number"] for row in sorted(complete, key=lambda row: (row["unexplained"], row["number"]))]

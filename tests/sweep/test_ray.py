@@ -1,0 +1,72 @@
+"""Trials as tasks of a real Ray cluster with two nodes, one of which is lost in the middle."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # what Ray will do by default, and warns of
+ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'engram[ray]'")
+
+from engram.errors import ConfigError  # noqa: E402 - after the check that Ray is there
+from engram.sweep.driver import drive  # noqa: E402
+from engram.sweep.executors.ray_tasks import RayTasks  # noqa: E402
+from engram.sweep.index import read_index  # noqa: E402
+from engram.sweep.record import conclude  # noqa: E402
+from tests.sweep import small  # noqa: E402
+
+TRIALS, STEPS = 12, 150
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes of one processor each on this machine."""
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": 80 * 1024**2, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_lost_node_costs_nothing(cluster: Any, tmp_path: Path) -> None:
+    chosen = small.spec(TRIALS, steps=STEPS)
+    small.run_whole(tmp_path / "whole", chosen)
+    second = cluster.add_node(num_cpus=1, object_store_memory=80 * 1024**2)
+    executor = RayTasks(cluster.address)
+    home = tmp_path / "home"
+    with small.opened(home, chosen) as sweep:
+        driver = threading.Thread(target=drive, args=([sweep], executor))
+        driver.start()
+        try:
+            deadline = time.monotonic() + 150
+            while len(read_index(home)) < 3:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert executor.slots == 2
+            before = {path: path.stat().st_mtime_ns for path in home.glob("trials/0*/run.json")}
+            cluster.remove_node(second, allow_graceful=False)
+            assert len(before) < TRIALS
+        finally:
+            driver.join()
+            executor.close()
+        conclude(sweep)
+    after = {path: path.stat().st_mtime_ns for path in home.glob("trials/0*/run.json")}
+    assert before.items() <= after.items(), "a finished trial was run again"
+    assert len(after) == TRIALS
+    small.assert_same_pool(tmp_path / "whole", home)
+
+
+def test_a_cluster_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"--ray 127\.0\.0\.1:1 can't be reached \(.*refused"):
+        RayTasks("127.0.0.1:1")
