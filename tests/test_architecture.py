@@ -29,10 +29,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("targets",),
     ("attacker",),
     ("reconstruct",),
+    ("baselines",),
     ("matching",),
     ("inspection",),
+    ("membership",),
     ("report",),
     ("pipeline",),
+    ("auditing",),
+    ("watching",),
     ("sweep",),
     ("experiments",),
     ("bench",),
@@ -55,8 +59,16 @@ FORBIDDEN = {
         "engram.targets.checkpoint",
         "engram.matching",
     ),
+    "baselines": (
+        "engram.data",
+        "engram.targets.train",
+        "engram.targets.descent",
+        "engram.targets.checkpoint",
+        "engram.matching",
+    ),
     "matching": ("engram.data", "engram.targets"),
     "inspection": ("engram.data",),
+    "membership": ("engram.data",),
 }
 
 
@@ -96,7 +108,7 @@ def test_every_stage_has_its_place() -> None:
 def test_attack_code_loads_no_data_code() -> None:
     """Not even through what it imports: seen in a fresh interpreter."""
     program = (
-        "import sys, engram.reconstruct.published.scheme;"
+        "import sys, engram.reconstruct.published.scheme, engram.baselines;"
         "never = ('engram.data', 'engram.targets.train', 'engram.targets.descent');"
         "print([m for m in sys.modules if m.startswith(never)])"
     )

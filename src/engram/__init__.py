@@ -7,6 +7,7 @@ The flow, and where each stage lives:
     AttackerView -> reconstruct  the attack: candidates, duals, labels; no data
     reconstruct -> matching .... what was recovered, beside its null counts
     matching -> report ......... numbers and pictures
+    auditing ................... all of it in one call, `engram.audit`, with one report
 
 `engram.pipeline` calls the stages in this order. Names below are loaded when first used, so that importing
 engram is instant.
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engram.attacker import AttackerView as AttackerView
+    from engram.auditing.record import AuditRecord as AuditRecord
+    from engram.auditing.run import audit as audit
     from engram.data.choice import DataChoice as DataChoice
     from engram.pipeline import attack as attack
     from engram.pipeline import build_target as build_target
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AttackerView": "engram.attacker",
+    "AuditRecord": "engram.auditing.record",
     "Binary": "engram.task",
     "Buzaglo2023": "engram.reconstruct.published.settings",
     "ConvSpec": "engram.targets.spec",
@@ -55,6 +59,7 @@ _HOMES = {
     "PublishedScheme": "engram.reconstruct.published.scheme",
     "Reconstruction": "engram.reconstruct.candidates",
     "attack": "engram.pipeline",
+    "audit": "engram.auditing.run",
     "build_target": "engram.pipeline",
     "compare": "engram.pipeline",
     "open_target": "engram.targets.checkpoint",

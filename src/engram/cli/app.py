@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engram.cli import bench, data, demo, inspect, reconstruct, reproduce, score, sweep, train
+from engram.cli import audit, bench, data, demo, inspect, reconstruct, reproduce, score, sweep, train, watch
 
 app = typer.Typer(
     name="engram",
@@ -39,10 +39,12 @@ def _root(
 
 
 app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
+app.command("audit", epilog=audit.EXAMPLES)(audit.audit)
 app.add_typer(data.app, name="data")
 app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("inspect", epilog=inspect.EXAMPLES)(inspect.inspect)
 app.command("reconstruct", epilog=reconstruct.EXAMPLES)(reconstruct.reconstruct)
+app.command("watch", epilog=watch.EXAMPLES)(watch.watch)
 app.command("score", epilog=score.EXAMPLES)(score.score)
 app.command("sweep", epilog=sweep.EXAMPLES)(sweep.sweep)
 app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)

@@ -1,4 +1,4 @@
-"""`engram demo`: the whole flow on real faces that come with engram."""
+"""`engram demo`: an audit of a classifier that has memorised real faces, which come with engram."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from engram.cli.options import progress_bar
+from engram.cli.audit import show
+from engram.cli.options import progress_bar, share_bar
 from engram.cli.score import show_report, write_pairs
 
 EXAMPLES = "Example: engram demo -o runs/demo"
@@ -16,42 +17,52 @@ EXAMPLES = "Example: engram demo -o runs/demo"
 
 def demo(
     out: Annotated[
-        Path, typer.Option("-o", "--out", help="Directory for the target, the run and the picture.")
+        Path, typer.Option("-o", "--out", help="Directory for the target, the audit and the picture.")
     ] = Path("runs/demo"),
 ) -> None:
-    """Train a door's access classifier on 50 faces, then read the faces back out of its weights."""
+    """Train a door's access classifier on 50 faces, then audit it: which faces do its weights give away?"""
     from engram.attacker import AttackerView
+    from engram.auditing.compared import inversion_settings
+    from engram.auditing.run import run_audit
+    from engram.auditing.samples import audit_data
     from engram.experiments import gate
-    from engram.files import write_json
-    from engram.pipeline import attack, build_target, compare
+    from engram.pipeline import build_target
     from engram.reconstruct.engine.solver import Engine
 
-    target_directory, run_directory = out / "target", out / "attack"
-    for old in (target_directory, run_directory):
+    target_directory, audit_directory = out / "target", out / "audit"
+    for old in (target_directory, audit_directory):
         shutil.rmtree(old, ignore_errors=True)
     typer.echo(f"1. A door's access classifier learns {gate.DATA.n} faces: who is admitted, who is not.")
     with progress_bar("training", gate.RECIPE.epochs) as progress:
         target = build_target(
             gate.DATA, gate.NETWORK, gate.RECIPE, gate.TASK, directory=target_directory, observers=[progress]
         )
-    typer.echo("2. A stranger gets its weights, and nothing else.")
+    typer.echo("2. A stranger gets its weights, and nothing else, and attacks.")
     view = AttackerView(target.network, gate.INPUT_SHAPE, gate.TASK)
-    scheme = Engine(view, gate.ATTACK)
-    with progress_bar("reconstructing", scheme.total_steps) as progress:
-        found, solution = attack(
-            scheme, directory=run_directory, model=str(target_directory), observers=[progress]
+    scheme, data, inversion = Engine(view, gate.ATTACK), gate.DATA.load(), inversion_settings(gate.BASELINES)
+    assert inversion is not None
+    with share_bar("attacking", "inverting") as told:
+        record = run_audit(
+            scheme,
+            audit_data(view, data.train, data.held_out),
+            inversion=inversion,
+            name=str(target_directory),
+            directory=audit_directory,
+            observers=[lambda step, _: told("attacking", step / scheme.total_steps)],
+            inversion_observers=[lambda step, _: told("inverting", step / inversion.steps)],
+            command="engram demo",
         )
-    typer.echo(f"   {solution.message}, {solution.seconds:.0f} s")
+    typer.echo(f"   {record.attack.message}, {record.attack.seconds:.0f} s")
     typer.echo("3. We compare with the faces, and with faces that the classifier never saw.")
-    data = gate.DATA.load()
-    report = compare(found, data, network=target.network)
-    write_json(run_directory / "scores.json", report.to_json(records=True))
+    assert record.comparison is not None
+    report = record.comparison.score
     show_report(report)
-    row = next(row for row in report.counts if row.threshold.text == "ncc>0.8")
+    row = next(row for row in report.counts if row.threshold == record.comparison.threshold)
     typer.echo(
         f"{row.train} of the {len(report.train)} faces were read out of the weights; "
         f"of {gate.DATA.n} faces that it never saw, {row.held_out}."
     )
     picture = out / "faces.png"
     write_pairs(picture, report, data, best=50)
+    show(record, audit_directory)
     typer.echo(f"Open {picture}: each face read out of the weights above the real one.")

@@ -26,7 +26,7 @@ class DataChoice:
 
     def load(self, root: Path | None = None, *, held_out: int | None = None) -> Split:
         """Training images, as many held-out ones of the same classes, and the training mean."""
-        return split(self._mapped(load(self.name, root=root)), self.n, held_out=held_out, seed=self.seed)
+        return split(self.everything(root), self.n, held_out=held_out, seed=self.seed)
 
     def load_test(self, root: Path | None = None) -> ImageSet | None:
         """The data set's own test images, balanced as the papers do, or None where there are none."""
@@ -35,6 +35,10 @@ class DataChoice:
             return None
         everything = self._mapped(load(self.name, root=root, train=False))
         return everything.take(balanced(everything, largest(everything)))
+
+    def everything(self, root: Path | None = None) -> ImageSet:
+        """All images of the data set under the label map, however many `n` asks for."""
+        return self._mapped(load(self.name, root=root))
 
     def _mapped(self, images: ImageSet) -> ImageSet:
         mapped = apply_labels(images, self.labels)

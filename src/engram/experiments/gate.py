@@ -14,3 +14,4 @@ DATA = DataChoice(name="faces", labels="gate", n=50)
 NETWORK = MLPSpec(inputs=625, widths=(1000, 1000))
 RECIPE = Recipe(lr=0.02, epochs=4000)
 ATTACK = EngineSettings(restarts=4, steps=400)
+BASELINES = "quick"

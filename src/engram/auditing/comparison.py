@@ -1,0 +1,173 @@
+"""Candidates beside the owner's records: matches, control, ROC, membership, and the risk of every record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from engram.attacker import AttackerView
+from engram.auditing.blind import BlindView
+from engram.auditing.reliability import Reliability, reliability
+from engram.auditing.samples import AuditData
+from engram.inspection import Examination, examine
+from engram.matching import ScoreReport, Threshold
+from engram.matching.roc import Roc, roc
+from engram.matching.table import HIGHER_IS_BETTER
+from engram.membership import Membership, membership_tests
+from engram.pipeline import compare
+from engram.reconstruct.engine.row_space import RowSpace
+from engram.task import Binary
+
+LEARNT = 0.9
+"""A model that was trained on the records gets at least this share of them right."""
+
+
+@dataclass(frozen=True)
+class Risk:
+    """What leaks of one record; None where it is not defined. `index` is its place in the given data."""
+
+    index: int
+    label: int
+    recovered: bool
+    member_told: bool | None
+    """Its membership score lies above that of every held-out record."""
+    ssim: float | None
+    ncc: float | None
+    relative_l2: float | None
+    margin: float | None
+    dual: float | None
+    ceiling_ssim: float | None
+    ceiling_ncc: float | None
+    boundaries: int | None
+    membership: float | None
+    candidate: int
+    confidence: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """All that needs data; what needs held-out records is None without them, `examination` unless binary."""
+
+    data: AuditData
+    score: ScoreReport
+    threshold: Threshold
+    """What counts as recovered: NCC > 0.8, or relative L2 < 0.3 where there is no NCC."""
+    roc: Roc | None
+    """Best match of every record against that of every held-out one."""
+    examination: Examination | None
+    membership: Membership | None
+    reliability: Reliability | None
+    risks: tuple[Risk, ...]
+    accuracy: float
+    """Share of the training records that the model classifies as labelled."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes the numbers doubtful."""
+        if self.accuracy >= LEARNT:
+            return self.score.warnings
+        doubt = (
+            f"the model gets only {self.accuracy:.0%} of the training records right: they may not be what it was "
+            "trained on, or the labels or the mean that is subtracted are wrong"
+        )
+        return (doubt, *self.score.warnings)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "train": {"name": self.data.train.name, "records": len(self.data.train)},
+            "held_out": _described(self.data),
+            "accuracy": self.accuracy,
+            "warnings": list(self.warnings),
+            "threshold": self.threshold.text,
+            "scores": self.score.to_json(),
+            "reconstruction_roc": None if self.roc is None else self.roc.to_json(),
+            "membership": None if self.membership is None else self.membership.to_json(),
+            "confidence": None if self.reliability is None else self.reliability.to_json(),
+            "risks": [asdict(risk) for risk in self.risks],
+        }
+
+
+def compare_with(view: AttackerView, blind: BlindView, data: AuditData, space: RowSpace) -> Comparison:
+    """Everything that the data say of the candidates and the weights."""
+    score = compare(blind.found, data.split, network=view.network)
+    threshold = deciding_threshold(score)
+    inputs = data.train.images - data.mean
+    unseen = None if data.held_out is None else data.held_out.images - data.mean
+    examination = None
+    if isinstance(view.task, Binary):
+        others = None if data.held_out is None else data.held_out.images
+        examination = examine(view, space, data.train.images, data.train.labels, data.mean, held_out=others)
+    membership = None
+    if data.held_out is not None and unseen is not None:
+        membership = membership_tests(view, (inputs, data.train.labels), (unseen, data.held_out.labels))
+    return Comparison(
+        data=data,
+        score=score,
+        threshold=threshold,
+        roc=_match_roc(score, threshold.metric),
+        examination=examination,
+        membership=membership,
+        reliability=reliability(blind.found, inputs, unseen),
+        risks=_risks(score, threshold, examination, membership, blind.found.scores),
+        accuracy=float(
+            view.task.correct(view.network(inputs.to(view.network.weights[0])), data.train.labels).double().mean()
+        ),
+    )
+
+
+def deciding_threshold(score: ScoreReport) -> Threshold:
+    """NCC, which the training mean can't help; relative L2 for points of fewer than three values."""
+    return Threshold("relative_l2", 0.3) if score.train.ncc is None else Threshold("ncc", 0.8)
+
+
+def _match_roc(score: ScoreReport, metric: str) -> Roc | None:
+    if score.held_out is None:
+        return None
+    sign = 1 if HIGHER_IS_BETTER[metric] else -1
+    own, other = (sign * getattr(table, metric) for table in (score.train, score.held_out))
+    return roc(own, other)
+
+
+def _risks(
+    score: ScoreReport,
+    threshold: Threshold,
+    examination: Examination | None,
+    membership: Membership | None,
+    confidence: Tensor | None,
+) -> tuple[Risk, ...]:
+    table, combined = score.train, None if membership is None else membership["combined"]
+    ceiling = None if examination is None else examination.ceiling
+    own = None if confidence is None else confidence[table.candidate.clamp(min=0)]
+    columns: dict[str, Tensor | None] = {
+        "label": table.label,
+        "recovered": table.passing(threshold.metric, threshold.value),
+        "member_told": None if combined is None else combined.train > combined.held_out.max(),
+        "ssim": table.ssim,
+        "ncc": table.ncc,
+        "relative_l2": table.relative_l2,
+        "margin": None if examination is None else examination.margins,
+        "dual": None if examination is None else examination.kkt.duals,
+        "ceiling_ssim": None if ceiling is None else ceiling.ssim,
+        "ceiling_ncc": None if ceiling is None else ceiling.ncc,
+        "boundaries": None if examination is None else examination.boundaries,
+        "membership": None if combined is None else combined.train,
+        "candidate": table.candidate,
+        "confidence": own,
+    }
+    lists = {name: None if column is None else column.tolist() for name, column in columns.items()}
+    return tuple(Risk(index=row, **_row(lists, row)) for row in range(len(table)))
+
+
+def _row(lists: dict[str, Any], row: int) -> dict[str, Any]:
+    return {name: None if column is None else _plain(column[row]) for name, column in lists.items()}
+
+
+def _described(data: AuditData) -> dict[str, Any] | None:
+    return None if data.held_out is None else {"name": data.held_out.name, "records": len(data.held_out)}
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

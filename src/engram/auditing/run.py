@@ -1,0 +1,158 @@
+"""audit: the whole examination of one model, in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from engram.attacker import AttackerView
+from engram.auditing.blind import blind_view
+from engram.auditing.compared import Scale, inversion_settings, run_baselines
+from engram.auditing.comparison import compare_with
+from engram.auditing.record import AttackSummary, AuditRecord
+from engram.auditing.samples import AuditData, Samples, audit_data
+from engram.auditing.scheme import choose_scheme
+from engram.auditing.timeline import Milestones, Timeline
+from engram.auditing.verdict import decide
+from engram.baselines import InversionSettings
+from engram.errors import ConfigError
+from engram.inspection import describe, judge
+from engram.loop import Observer
+from engram.pipeline import attack
+from engram.reconstruct.attack import Attack
+from engram.reconstruct.engine.settings import EngineSettings
+from engram.runs import versions
+from engram.targets.checkpoint import open_target
+from engram.targets.networks import DenseNetwork, Network
+from engram.targets.state_dict import dense_network
+from engram.task import infer_task, task_named
+
+Model = nn.Module | DenseNetwork | Mapping[str, Tensor] | Path | str
+TIMELINE_FILE = "timeline.jsonl"
+
+
+def audit(
+    model: Model,
+    *,
+    input_shape: Sequence[int] | None = None,
+    train: Samples | None = None,
+    held_out: Samples | None = None,
+    mean: Tensor | None = None,
+    task: str | None = None,
+    settings: EngineSettings | None = None,
+    seconds: float | None = None,
+    baselines: Scale = "quick",
+    directory: Path | None = None,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+) -> AuditRecord:
+    """Inspect, attack, score and judge a model; blind without `train`.
+
+    model        a module, a state_dict, or a path to either's file or to a directory of `engram train`
+    train        (images [n, *shape] with pixels in [0, 1], labels [n]) that the model was trained on
+    held_out     the same of records that it never saw: the control, without which no count means anything
+    mean         [*shape], what is subtracted before the network sees an image; None is the mean of `train`,
+                 zeros if the network takes pixels as they are
+    seconds      time for the attack; baselines and scoring come on top
+    directory    where the run leaves its files, so that `resume` can go on after a kill
+    """
+    view, name = view_of(model, input_shape, task)
+    data = None
+    if train is not None:
+        data = audit_data(view, train, held_out, mean)
+    elif held_out is not None or mean is not None:
+        raise ConfigError("held_out and mean say nothing without train; give the training records too")
+    inversion = inversion_settings(baselines)
+    scheme = choose_scheme(view, settings=settings, seconds=seconds, resumed=directory if resume else None)
+    return run_audit(
+        scheme,
+        data,
+        inversion=inversion,
+        name=name,
+        seconds=seconds,
+        directory=directory,
+        resume=resume,
+        observers=observers,
+    )
+
+
+def run_audit(
+    scheme: Attack,
+    data: AuditData | None,
+    *,
+    inversion: InversionSettings | None,
+    name: str,
+    seconds: float | None = None,
+    directory: Path | None = None,
+    resume: bool = False,
+    snapshot_every: float = 20.0,
+    observers: Sequence[Observer] = (),
+    inversion_observers: Sequence[Observer] = (),
+    command: str | None = None,
+) -> AuditRecord:
+    """The audit by an attack that was chosen; with a directory, the report and its files are written there."""
+    started = time.monotonic()
+    view = scheme.view.narrowed(DenseNetwork)
+    view = replace(view, network=view.network.to(device="cpu"))
+    description = describe(view, samples=None if data is None else len(data.train))
+    timeline = Timeline(data, None if directory is None else directory / TIMELINE_FILE)
+    if resume:
+        timeline.resume()
+    found, solution = attack(
+        Milestones(scheme, timeline.add),
+        seconds=seconds,
+        directory=directory,
+        model=name,
+        resume=resume,
+        snapshot_every=snapshot_every,
+        observers=observers,
+    )
+    solution.require_finite()
+    spent = float(solution.state.get("audit_seconds", solution.seconds))
+    timeline.add(solution.steps, spent, found)
+    blind = blind_view(view, found, description.space.basis)
+    comparison = None if data is None else compare_with(view, blind, data, description.space)
+    reach = judge(description, None if comparison is None else comparison.examination)
+    record = AuditRecord(
+        model=name,
+        view=view,
+        verdict=decide(blind, comparison, reach),
+        description=description,
+        reach=reach,
+        attack=AttackSummary(scheme.recipe, asdict(scheme.settings), solution.steps, spent, solution.message),
+        blind=blind,
+        timeline=tuple(timeline.moments),
+        comparison=comparison,
+        baselines=run_baselines(view, inversion, data, observers=inversion_observers),
+        versions=versions(),
+        seconds=time.monotonic() - started,
+        command=command,
+    )
+    if directory is not None:
+        record.save(directory)
+    return record
+
+
+def view_of(model: Model, input_shape: Sequence[int] | None, task: str | None) -> tuple[AttackerView, str]:
+    """What a stranger sees of a model given in any form, and a name for it."""
+    card = None
+    if isinstance(model, str | Path):
+        target = open_target(Path(model))
+        card, name = target.card, str(model)
+        network: Network = target.network
+    elif isinstance(model, DenseNetwork):
+        network, name = model, model.name
+    else:
+        state = model.state_dict() if isinstance(model, nn.Module) else model
+        network, name = dense_network(state), type(model).__name__
+    if input_shape is None and card is None:
+        raise ConfigError("input_shape must be given for this model, e.g. input_shape=(3, 32, 32)")
+    shape = tuple(input_shape) if input_shape is not None else card.input_shape  # type: ignore[union-attr]
+    chosen = task or (None if card is None else card.task)
+    outputs = network.sizes[-1]
+    any_view = AttackerView(network, shape, infer_task(outputs) if chosen is None else task_named(chosen, outputs))
+    return any_view.narrowed(DenseNetwork), name

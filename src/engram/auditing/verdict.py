@@ -1,0 +1,93 @@
+"""Leak or not, in one sentence with the numbers behind it. "No leak found" is never a proof of safety."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from scipy.stats import fisher_exact
+
+from engram.auditing.blind import LIKELY, SURE, BlindView
+from engram.auditing.comparison import Comparison
+from engram.inspection import Verdict
+
+Outcome = Literal["leak found", "leak suspected", "no leak found"]
+SIGNIFICANT = 0.005
+"""Two tests at this level: one model in a hundred that never saw the data is called leaking by chance."""
+LIKELY_ENOUGH = 5
+"""Of so many candidates at 50 % that none is real has a chance of 3 %."""
+NOTHING_LEARNT = ("hidden layer", "row space")
+"""What a first layer lacks that holds no image: then candidates are not images of anything."""
+NO_PROOF = "This is not a proof of safety: a better attack may find more."
+
+
+@dataclass(frozen=True)
+class AuditVerdict:
+    """`p_reconstruction` and `p_membership`: chances of numbers like these, had training not seen the records."""
+
+    outcome: Outcome
+    sentence: str
+    p_reconstruction: float | None = None
+    p_membership: float | None = None
+
+    @property
+    def leaks(self) -> bool:
+        """Found or suspected: what a release should stop for."""
+        return self.outcome != "no leak found"
+
+
+def decide(blind: BlindView, comparison: Comparison | None, reach: Verdict) -> AuditVerdict:
+    """By the records against their control if there are any, else by the blind confidence."""
+    if comparison is None:
+        return _blind_verdict(blind, reach)
+    row = next(row for row in comparison.score.counts if row.threshold == comparison.threshold)
+    n = len(comparison.score.train)
+    counted = f"{row.train} of {n} training records came back ({row.threshold.text})"
+    if row.held_out is None or comparison.score.held_out is None or comparison.membership is None:
+        return _uncontrolled(row.train, counted)
+    k = len(comparison.score.held_out)
+    p_images = float(fisher_exact([[row.train, n - row.train], [row.held_out, k - row.held_out]], "greater")[1])
+    curve = comparison.membership["combined"].roc
+    numbers = (
+        f"{counted}, of {k} held-out ones {row.held_out}; membership is told for {curve.at(0):.0%} of the records "
+        f"without a false alarm (AUC {curve.auc:.2f})."
+    )
+    outcome: Outcome
+    if p_images < SIGNIFICANT:
+        outcome, sentence = "leak found", f"Leak found: {numbers}"
+    elif curve.p_value < SIGNIFICANT:
+        outcome, sentence = "leak found", f"Leak found, of membership though not of images: {numbers}"
+    elif row.train * k > row.held_out * n:
+        outcome = "leak suspected"
+        sentence = f"Leak suspected: more than in the control, yet within what chance may give: {numbers}"
+    else:
+        outcome, sentence = "no leak found", f"No leak found by this attack: {numbers} {NO_PROOF}"
+    return AuditVerdict(outcome, sentence, p_images, curve.p_value)
+
+
+def _uncontrolled(hits: int, counted: str) -> AuditVerdict:
+    if hits:
+        return AuditVerdict(
+            "leak suspected", f"Leak suspected: {counted}; without held-out records that may be chance."
+        )
+    return AuditVerdict("no leak found", f"No leak found by this attack: {counted}. {NO_PROOF}")
+
+
+def _blind_verdict(blind: BlindView, reach: Verdict) -> AuditVerdict:
+    total = len(blind.found)
+    if reach.decided_by in NOTHING_LEARNT and not reach.in_reach:
+        # Restarts agree on noise too where there is nothing else: their confidence says nothing here.
+        return AuditVerdict("no leak found", f"No leak found by this attack. {reach.sentence} {NO_PROOF}")
+    if not blind.has_confidence:
+        return AuditVerdict(
+            "leak suspected",
+            f"Leak suspected, for want of a judgement: {total} candidates without a confidence; give your "
+            "training data, or more time.",
+        )
+    numbers = f"a stranger would hold {blind.sure} candidates that show a training image at {SURE:.0%} confidence"
+    if blind.sure or blind.likely >= LIKELY_ENOUGH:
+        also = f" ({blind.likely} at {LIKELY:.0%}), out of {total}; with your data this can be measured."
+        return AuditVerdict("leak suspected", f"Leak suspected: {numbers}{also}")
+    return AuditVerdict(
+        "no leak found", f"No leak found by this attack: {numbers} ({blind.likely} at {LIKELY:.0%}). {NO_PROOF}"
+    )

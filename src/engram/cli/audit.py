@@ -1,0 +1,150 @@
+"""`engram audit`: one command, one report that a person can act on."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from engram.cli.options import (
+    Classes,
+    DataName,
+    DataRoot,
+    Device,
+    InputShape,
+    Labels,
+    Resume,
+    SnapshotEvery,
+    TaskName,
+    check_device,
+    parse_seconds,
+    share_bar,
+)
+from engram.cli.target import attacker_view
+
+if TYPE_CHECKING:
+    from engram.auditing import AuditRecord
+
+LEAK_EXIT_CODE = 3
+EXAMPLES = (
+    "Examples: engram audit model.pt --input-shape 3x32x32 -o runs/blind; "
+    "engram audit model.pt --input-shape 3x32x32 --data folder:my_training_images -n 500 "
+    "--held-out folder:other_images --budget 5m -o runs/audit; "
+    "engram audit runs/gate --with-data --fail-on-leak -o runs/gate-audit"
+)
+
+
+def audit(
+    model: Annotated[
+        Path, typer.Argument(help="A directory of `engram train`, or a .pt, .pth or .safetensors file.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Directory for the report and the run's files.")],
+    input_shape: InputShape = None,
+    task: TaskName = None,
+    data: DataName = None,
+    n: Annotated[int | None, typer.Option("-n", min=1, help="Number of training images.")] = None,
+    labels: Labels = None,
+    classes: Classes = None,
+    data_root: DataRoot = None,
+    data_seed: Annotated[
+        int | None, typer.Option("--data-seed", help="As in training; else the first of each class.")
+    ] = None,
+    with_data: Annotated[
+        bool, typer.Option("--with-data", help="Take the data from the card of a model that engram trained.")
+    ] = False,
+    held_out: Annotated[
+        str | None,
+        typer.Option(
+            "--held-out",
+            help="Control: images that training never saw, like --data; none for no control. By default the "
+            "images of --data that come after the training images.",
+        ),
+    ] = None,
+    held_out_n: Annotated[
+        int | None,
+        typer.Option("--held-out-n", min=1, help="How many; by default as many as training images."),
+    ] = None,
+    mean: Annotated[
+        str,
+        typer.Option("--mean", help="What the model's inputs are lessened by: train (the training mean) or zero."),
+    ] = "train",
+    budget: Annotated[str | None, typer.Option("--budget", help="Time for the attack: 30s, 5m, 1h.")] = None,
+    baselines: Annotated[
+        str,
+        typer.Option("--baselines", help="Model inversion and weights beside the attack: none, quick or full."),
+    ] = "quick",
+    images: Annotated[
+        int | None, typer.Option("--images", min=2, help="Starts of the model inversion; the paper's are 40000.")
+    ] = None,
+    fail_on_leak: Annotated[
+        bool, typer.Option("--fail-on-leak", help="Exit with 3 if a leak is found or suspected, for use in CI.")
+    ] = False,
+    device: Device = "cpu",
+    resume: Resume = False,
+    snapshot_every: SnapshotEvery = 20.0,
+) -> None:
+    """Inspect, attack, score and judge a model, and write one report.
+
+    Without data: what a stranger would hold in hand. With --data (or --with-data): which of your records leak,
+    beside a control of held-out images. Writes report.html, report.json (docs/report-schema.md), risk.csv and the
+    run's own files. Exit code 0 whatever was found; 3 for a leak found or suspected with --fail-on-leak; 1 for an
+    error.
+    """
+    from dataclasses import replace
+
+    from engram.auditing.compared import inversion_settings
+    from engram.auditing.run import run_audit
+    from engram.auditing.scheme import choose_scheme
+    from engram.cli.audit_data import chosen_data
+    from engram.targets.checkpoint import open_target
+    from engram.targets.networks import DenseNetwork
+
+    target = open_target(model)
+    view = attacker_view(target, model, input_shape, task).narrowed(DenseNetwork)
+    inversion = inversion_settings(baselines, images)
+    compared = chosen_data(
+        target,
+        view,
+        data=data,
+        n=n,
+        labels=labels,
+        classes=classes,
+        seed=data_seed,
+        with_data=with_data,
+        held_out=held_out,
+        held_out_n=held_out_n,
+        mean=mean,
+        root=data_root,
+    )
+    view = replace(view, network=view.network.to(device=check_device(device)))
+    seconds = None if budget is None else parse_seconds(budget)
+    scheme = choose_scheme(view, seconds=seconds, resumed=out if resume else None)
+    with share_bar("attacking", *([] if inversion is None else ["inverting"])) as told:
+        record = run_audit(
+            scheme,
+            compared,
+            inversion=inversion,
+            name=str(model),
+            seconds=seconds,
+            directory=out,
+            resume=resume,
+            snapshot_every=snapshot_every,
+            observers=[lambda step, _: told("attacking", step / scheme.total_steps)],
+            inversion_observers=[lambda step, _: told("inverting", step / inversion.steps)] if inversion else [],
+            command=shlex.join(["engram", *sys.argv[1:]]),
+        )
+    show(record, out)
+    if fail_on_leak and record.verdict.leaks:
+        raise typer.Exit(LEAK_EXIT_CODE)
+
+
+def show(record: AuditRecord, out: Path) -> None:
+    """The verdict and where to read on."""
+    colour = {"leak found": "red", "leak suspected": "yellow", "no leak found": "green"}[record.verdict.outcome]
+    typer.secho(record.verdict.sentence, fg=colour, bold=True)
+    for warning in () if record.comparison is None else record.comparison.warnings:
+        typer.echo(f"note: {warning}")
+    typer.echo(f"Open {out / 'report.html'}; for programs: {out / 'report.json'} and {out / 'risk.csv'}")

@@ -1,0 +1,51 @@
+"""Small targets that audits are tried on: one that learnt its faces by heart, one that learnt others."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from engram.auditing import AuditRecord, audit
+from engram.data.image_set import ImageSet
+from engram.data.labels import apply_labels
+from engram.data.sources.faces import load_faces
+from engram.reconstruct.engine.settings import EngineSettings
+from engram.targets.descent import Recipe
+from engram.targets.networks import DenseNetwork
+from engram.targets.spec import MLPSpec
+from engram.targets.train import train
+from engram.task import Binary
+
+SHAPE = (1, 25, 25)
+QUICK = EngineSettings(restarts=2, steps=60, prior=1.6)
+
+
+@cache
+def faces(start: int, count: int = 20) -> ImageSet:
+    everything = apply_labels(load_faces(), "gate")
+    return ImageSet(
+        everything.images[start : start + count],
+        everything.labels[start : start + count],
+        f"faces {start} to {start + count}",
+        everything.classes,
+    )
+
+
+@cache
+def memorising(start: int = 0) -> DenseNetwork:
+    """A network that knows 20 faces by heart."""
+    own = faces(start)
+    inputs = own.images - own.images.mean(0)
+    recipe = Recipe(lr=0.02, epochs=1000)
+    return train(MLPSpec(inputs=625, widths=(300, 100)), recipe, Binary(), inputs, own.labels)[0]
+
+
+@cache
+def leaking() -> AuditRecord:
+    return audit(memorising(), input_shape=SHAPE, train=faces(0), held_out=faces(20), settings=QUICK)
+
+
+@cache
+def innocent() -> AuditRecord:
+    """The same audit of a network that learnt other faces."""
+    network = memorising(40)
+    return audit(network, input_shape=SHAPE, train=faces(0), held_out=faces(20), settings=QUICK, baselines="none")

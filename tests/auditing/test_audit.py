@@ -1,0 +1,183 @@
+"""The audit's word: leaking models leak, innocent ones do not, and wrong inputs are named."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import engram
+from engram.auditing import AuditRecord, audit
+from engram.auditing.blind import ON_BOUNDARIES, blind_view
+from engram.auditing.reliability import reliability
+from engram.errors import ConfigError, DataError, UnsupportedModelError
+from engram.matching import ncc
+from engram.reconstruct.candidates import Reconstruction
+from tests.auditing.cases import QUICK, SHAPE, faces, innocent, leaking, memorising
+from tests.cases import network
+
+
+def test_a_network_that_knows_faces_by_heart_leaks() -> None:
+    record = leaking()
+    assert record.verdict.outcome == "leak found"
+    assert record.verdict.leaks
+    assert record.comparison is not None
+    row = next(row for row in record.comparison.score.counts if row.threshold.text == "ncc>0.8")
+    assert row.train >= 8
+    assert row.held_out == 0
+    assert f"{row.train} of 20 training records came back" in record.verdict.sentence
+    assert record.comparison.roc is not None
+    assert record.comparison.roc.at(0) >= 0.4
+
+
+def test_a_network_that_never_saw_the_faces_does_not() -> None:
+    record = innocent()
+    assert record.verdict.outcome == "no leak found"
+    assert "not a proof of safety" in record.verdict.sentence
+    assert record.verdict.p_membership is not None
+    assert record.verdict.p_membership > 0.005
+
+
+def test_an_untrained_network_is_no_suspect_in_the_blind_mode() -> None:
+    untrained = network(625, 100, 30, 1, dtype=torch.float32)
+    record = audit(untrained, input_shape=SHAPE, settings=QUICK, baselines="none")
+    assert record.mode == "blind"
+    assert record.verdict.outcome == "no leak found"
+    assert "no direction of the first layer" in record.verdict.sentence
+    assert "not a proof of safety" in record.verdict.sentence
+
+
+def test_a_module_gives_the_same_record_as_its_weights() -> None:
+    weights = memorising()
+    layers = [nn.Linear(625, 300), nn.Linear(300, 100, bias=False), nn.Linear(100, 1, bias=False)]
+    module = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
+    for layer, weight in zip(layers, weights.weights, strict=True):
+        layer.weight.data.copy_(weight)
+    assert weights.biases[0] is not None
+    layers[0].bias.data.copy_(weights.biases[0])
+    own = faces(0)
+    record = engram.audit(
+        module,
+        input_shape=SHAPE,
+        train=(own.images, own.labels),
+        held_out=faces(20),
+        settings=QUICK,
+        baselines="none",
+    )
+    assert torch.equal(record.blind.found.images, leaking().blind.found.images)
+    assert record.verdict.sentence == leaking().verdict.sentence
+    assert record.risk_csv() == leaking().risk_csv()
+
+
+def test_the_json_and_the_table_say_what_the_record_says() -> None:
+    record = leaking()
+    read = json.loads(json.dumps(record.to_json(), allow_nan=False))
+    assert read["schema_version"] == 1
+    assert read["verdict"]["sentence"] == record.verdict.sentence
+    assert read["candidates"]["count"] == len(record.blind.found) == len(read["candidates"]["confidence"])
+    assert [one["name"] for one in read["baselines"]] == ["model inversion", "first-layer weights"]
+    assert read["comparison"]["membership"]["tests"]["combined"]["tpr_at_fpr"].keys() == {"0", "0.001", "0.01"}
+    rows = list(csv.DictReader(io.StringIO(record.risk_csv())))
+    assert sorted(int(row["index"]) for row in rows) == list(range(20))
+    recovered = [row["recovered"] == "True" for row in rows]
+    assert recovered == sorted(recovered, reverse=True), "the worst first"
+    assert sum(recovered) == read["comparison"]["scores"]["counts"]["ncc>0.8"]["train"]
+    assert all(float(row["ceiling_ssim"]) <= 1 for row in rows)
+    assert record.timeline[-1].step == record.attack.steps
+
+
+def test_the_confidence_is_checked_against_the_truth() -> None:
+    """Against a definition of its own: candidates that are training images, and noise."""
+    own = faces(0)
+    inputs = own.images - own.images.mean(0)
+    noise = torch.randn(20, *SHAPE, generator=torch.Generator().manual_seed(0))
+    scores = torch.cat([torch.full((20,), 0.95), torch.full((20,), 0.05)])
+    found = Reconstruction(torch.cat([inputs, noise]), torch.ones(40), torch.zeros(40).long(), scores)
+    checked = reliability(found, inputs, None)
+    assert checked is not None
+    assert [(one.candidates, one.true) for one in checked.bins] == [(20, 0.0), (20, 1.0)]
+    assert [(one.k, one.train) for one in checked.precision] == [(10, 1.0), (25, 0.8), (40, 0.5)]
+
+
+def test_a_candidate_that_lies_on_boundaries_is_believed() -> None:
+    """The training images themselves, offered as candidates that no restart agrees on."""
+    view, own = leaking().view, faces(0)
+    images = torch.cat([own.images - own.images.mean(0), faces(20).images - own.images.mean(0)])
+    offered = Reconstruction(images, torch.ones(40), torch.zeros(40).long(), torch.full((40,), 0.1))
+    found = blind_view(view, offered, leaking().description.space.basis)
+    assert found.found.scores is not None
+    believed = found.found.scores >= ON_BOUNDARIES - 1e-6
+    real = ncc(found.found.images, images[:20]).amax(1) > 0.999
+    assert int((believed & real).sum()) >= 5
+    assert int((believed & ~real).sum()) == 0, "no held-out image lies on so many"
+
+
+def test_without_a_control_nothing_is_more_than_suspected() -> None:
+    record = audit(memorising(), input_shape=SHAPE, train=faces(0), settings=QUICK, baselines="none")
+    assert record.verdict.outcome == "leak suspected"
+    assert "without held-out records" in record.verdict.sentence
+    assert record.comparison is not None
+    assert record.comparison.roc is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input_shape": (3, 25, 25)}, "input shape 3x25x25 has 1,875 values, but the first layer takes 625"),
+        ({"input_shape": None}, "input_shape must be given"),
+        ({"train": (torch.zeros(4, 1, 5, 5), torch.zeros(4))}, "train must have the model's input shape 1x25x25"),
+        ({"train": (torch.zeros(4, *SHAPE), torch.full((4,), 2))}, "train: labels must lie in 0..1"),
+        ({"held_out": (torch.zeros(0, *SHAPE), torch.zeros(0))}, "held_out must hold at least one record, got 0"),
+        ({"held_out": "same"}, "held_out must hold no training record: it is the control, got '20 that are in"),
+        ({"train": None}, "held_out and mean say nothing without train"),
+        ({"baselines": "some"}, "baselines must be one of none, quick, full, got 'some'"),
+        ({"mean": torch.zeros(3)}, "mean must have the model's input shape 1x25x25"),
+    ],
+)
+def test_wrong_inputs_are_named(change: dict[str, object], message: str) -> None:
+    given: dict[str, object] = {"input_shape": SHAPE, "train": faces(0), "held_out": faces(20), **change}
+    if given["held_out"] == "same":
+        given["held_out"] = given["train"]
+    with pytest.raises((ConfigError, UnsupportedModelError, DataError)) as caught:
+        audit(network(625, 20, 1, dtype=torch.float32), **given)  # type: ignore[arg-type]
+    assert message in str(caught.value)
+
+
+def test_notebooks_show_the_verdict_and_the_gallery() -> None:
+    shown = leaking()._repr_html_()
+    assert "Leak found: " in shown
+    assert shown.count("data:image/png;base64,") == 40, "20 pairs"
+    assert "<script" not in shown
+    assert isinstance(leaking(), AuditRecord)
+
+
+def test_several_classes_are_audited_too() -> None:
+    """What is known of two classes alone is left out, the rest is there."""
+    images = faces(0).images
+    labels = torch.arange(20) % 4
+    given = {"train": (images[:12], labels[:12]), "held_out": (images[12:], labels[12:])}
+    made = network(625, 40, 4, dtype=torch.float32)
+    record = audit(made, input_shape=SHAPE, settings=QUICK, baselines="quick", **given)  # type: ignore[arg-type]
+    assert record.comparison is not None
+    assert record.comparison.examination is None
+    assert record.comparison.membership is not None
+    assert len(record.comparison.membership.tests) == 4
+    read = json.loads(json.dumps(record.to_json(), allow_nan=False))
+    assert read["model"]["task"] == "multiclass"
+    assert read["comparison"]["risks"][0]["margin"] is None
+    assert "Which records leak" in record.to_html()
+
+
+def test_vectors_have_no_gallery() -> None:
+    made = network(12, 30, 1, dtype=torch.float32)
+    values = torch.rand(8, 12, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(8) % 2
+    record = audit(made, input_shape=(12,), train=(values[:4], labels[:4]), held_out=(values[4:], labels[4:]))
+    assert record.verdict.outcome in ("no leak found", "leak suspected")
+    text = record.to_html()
+    assert "The inputs are no images" in text
+    assert "data:image" not in text
