@@ -118,7 +118,7 @@ def test_points_of_the_plane_have_no_images(tmp_path: Path) -> None:
         ("--data faces", "--data needs -n, the number of training images"),
         ("--with-data -n 10", "leave --data and -n out"),
         ("--with-data --data faces", "leave --data and -n out"),
-        ("--labels gate", "--labels and --data-seed do nothing without --data"),
+        ("--labels gate", "--labels, --classes and --data-seed do nothing without --data"),
         ("--plot picture.jpeg", "--plot must end in .png, got 'picture.jpeg'"),
         ("--input-shape 3x32x32", "input shape 3x32x32 has 3,072 values, but the first"),
     ],

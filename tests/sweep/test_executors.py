@@ -73,7 +73,7 @@ def test_what_goes_wrong_is_a_value_and_the_next_trial_runs(executor: Executor) 
             assert "reconstruction.safetensors" not in outcome.files
         elif chosen.number == 2:
             assert outcome.state == "failed"
-            assert "ConfigError: candidates must be positive and even, got 7" in outcome.reason
+            assert "ConfigError: candidates must be a multiple of 2, got 7" in outcome.reason
         else:
             assert outcome.state == "complete"
 
