@@ -28,7 +28,7 @@ browser:
 		|| echo "no chromium here, and apt can't install it: the browser tests will be skipped"
 
 test: lint browser
-	ENGRAM_ARTEFACTS=runs/artefacts $(BIN)/python -m pytest -n 2 --dist worksteal -q
+	OMP_NUM_THREADS=1 ENGRAM_ARTEFACTS=runs/artefacts $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 bench: install
 	$(BIN)/engram bench -o runs/bench

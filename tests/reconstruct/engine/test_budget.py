@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
-from engram.loop import Budget, run
 from engram.reconstruct.engine.budget import FEWEST_STEPS, MOST_STEPS, fit_to_budget, plan
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.reconstruct.engine.solver import Engine
@@ -28,10 +25,10 @@ def test_more_time_never_means_fewer_steps_or_restarts() -> None:
     assert work == sorted(work)
 
 
-def test_a_budget_is_spent_and_kept() -> None:
+def test_more_time_is_more_work() -> None:
+    """A hundred times the time is surely more steps, however busy the machine; how well a budget is kept is shown
+    by `engram bench`."""
     view = cases.view(36, 60, 60, 1, shape=(1, 6, 6))
-    settings = fit_to_budget(view, EngineSettings(candidates=40), 3.0)
-    started = time.monotonic()
-    engine = Engine(view, settings)
-    run(engine, Budget(steps=engine.total_steps))
-    assert 0.3 < time.monotonic() - started < 9, "a factor of three either way on a shared machine"
+    short, long = (fit_to_budget(view, EngineSettings(candidates=40), seconds) for seconds in (0.2, 20.0))
+    assert Engine(view, long).total_steps > 2 * Engine(view, short).total_steps
+    assert short.restarts >= 2
