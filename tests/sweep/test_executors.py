@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
 import time
@@ -18,7 +19,7 @@ from engram.loop import Metrics, State
 from engram.sweep.executors import ATTEMPTS, Executor, Job
 from engram.sweep.executors.in_process import InProcess
 from engram.sweep.executors.processes import Processes
-from engram.sweep.trial import Ended, Order, packed, run_trial
+from engram.sweep.trial import Ended, Order, PackedView, packed, run_trial
 from engram.sweep.watched import Watched
 from tests.sweep import small
 
@@ -169,3 +170,25 @@ def test_a_worker_has_its_share_of_the_threads() -> None:
         Processes(0)
     with pytest.raises(ConfigError, match="threads must be at least 1"):
         Processes(1, threads=0)
+
+
+def test_weights_travel_as_safetensors_and_arrive_bit_for_bit() -> None:
+    view = small.view()
+    sent = packed(view)
+    arrived = sent.unpacked()
+    assert arrived.network.digest() == view.network.digest()
+    assert (arrived.task, arrived.input_shape, arrived.pixel_range) == (
+        view.task,
+        view.input_shape,
+        view.pixel_range,
+    )
+
+
+def test_weights_that_are_a_pickle_are_refused_and_not_run(tmp_path: Path) -> None:
+    class Hostile:
+        def __reduce__(self) -> tuple[object, ...]:
+            return Path.touch, (tmp_path / "executed",)
+
+    sent = PackedView(weights=pickle.dumps(Hostile()), task="binary", input_shape=(4,), pixel_range=(0.0, 1.0))
+    assert run_trial(sent, order()).state == "failed"
+    assert not (tmp_path / "executed").exists()

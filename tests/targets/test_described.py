@@ -287,6 +287,21 @@ def test_random_damage_never_escapes_as_another_error(tmp_path: Path) -> None:
             read_any_network(path)
 
 
+@pytest.mark.parametrize(("field", "value"), [("flags", 1), ("method", 97)], ids=["encrypted", "unknown packing"])
+def test_an_archive_packed_strangely_is_refused_with_a_cure(field: str, value: int, tmp_path: Path) -> None:
+    path = exported(tmp_path / "model.pt2", stranger())
+    content = bytearray(path.read_bytes())
+    # the field's place in the headers of each entry: in the directory, and before the entry itself
+    for header, place in ((b"PK\x01\x02", {"flags": 8, "method": 10}), (b"PK\x03\x04", {"flags": 6, "method": 8})):
+        at = content.find(header)
+        while at >= 0:
+            content[at + place[field]] = value
+            at = content.find(header, at + 4)
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"damaged or of an unknown version .* torch\.export\.save"):
+        read_any_network(path)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_torchscript_is_refused_with_the_way_out(tmp_path: Path) -> None:
     traced = torch.jit.trace(stranger(), torch.zeros(1, *SHAPE))  # type: ignore[no-untyped-call]

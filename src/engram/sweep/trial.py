@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import platform
 import tempfile
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import load, save
 
 from engram import files
 from engram.attacker import AttackerView
@@ -21,6 +21,8 @@ from engram.sweep.blind import NOTHING_EXPLAINED, unexplained_share
 from engram.sweep.pruning import CHECKPOINTS, is_hopeless
 from engram.sweep.recipes import build_attack
 from engram.sweep.watched import Watched
+from engram.targets.networks import DenseNetwork
+from engram.task import task_named
 
 TrialState = Literal["complete", "pruned", "diverged", "failed", "killed"]
 SNAPSHOT_SECONDS = 20.0
@@ -57,23 +59,47 @@ class Ended:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def packed(view: AttackerView) -> bytes:
-    """A view as bytes, so that no executor needs shared memory for its tensors."""
-    return pickle.dumps(view)
+@dataclass(frozen=True, kw_only=True)
+class PackedView:
+    """A view as plain values, its weights as safetensors: nothing to execute, no shared memory for tensors."""
+
+    weights: bytes
+    task: str
+    input_shape: tuple[int, ...]
+    pixel_range: tuple[float, float]
+
+    def unpacked(self) -> AttackerView:
+        params = load(self.weights)
+        layers = range(sum(name.endswith(".weight") for name in params))
+        network = DenseNetwork(
+            tuple(params[f"layers.{layer}.weight"] for layer in layers),
+            tuple(params.get(f"layers.{layer}.bias") for layer in layers),
+        )
+        task = task_named(self.task, network.sizes[-1])
+        return AttackerView(network, self.input_shape, task, self.pixel_range)
 
 
-def run_trial(view_bytes: bytes, order: Order) -> Ended:
+def packed(view: AttackerView) -> PackedView:
+    params = {name: value.detach().cpu().contiguous() for name, value in view.network.params.items()}
+    return PackedView(
+        weights=save(params),
+        task=view.task.name,
+        input_shape=view.input_shape,
+        pixel_range=view.pixel_range,
+    )
+
+
+def run_trial(view: PackedView, order: Order) -> Ended:
     """Run a trial to its end. What goes wrong inside is a value: the sweep goes on."""
     if order.scratch is not None:
-        return _run_in(order.scratch, view_bytes, order)
+        return _run_in(order.scratch, view, order)
     with tempfile.TemporaryDirectory(prefix="engram-trial-") as directory:
-        return _run_in(Path(directory), view_bytes, order)
+        return _run_in(Path(directory), view, order)
 
 
-def _run_in(directory: Path, view_bytes: bytes, order: Order) -> Ended:
+def _run_in(directory: Path, view: PackedView, order: Order) -> Ended:
     try:
-        view: AttackerView = pickle.loads(view_bytes)  # noqa: S301 - packed by the sweep that sent this order
-        ended = _attacked(directory, view, order)
+        ended = _attacked(directory, view.unpacked(), order)
     except DivergedError as error:
         ended = Ended(state="diverged", reason=str(error))
     except Exception as error:

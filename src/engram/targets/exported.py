@@ -18,6 +18,7 @@ from torch import Tensor
 
 from engram.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engram.targets.architecture import Architecture
+from engram.targets.archive import BROKEN, open_archive
 from engram.targets.convolutional import ConvNetwork
 from engram.targets.described import SUPPORTED, described_network
 from engram.targets.exported_operations import OPERATIONS, UnlikeError, sizes_of
@@ -37,7 +38,7 @@ def is_exported(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith(f"/{GRAPH}") for name in archive.namelist())
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+    except BROKEN:
         return False  # whoever reads it next says what is wrong
 
 
@@ -46,16 +47,11 @@ def exported_network(
 ) -> DenseNetwork | ConvNetwork:
     """The network of an exported program; an `architecture` that is given must be the same."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(entry.file_size for entry in archive.infolist())
-            if unpacked > max_bytes:
-                raise CheckpointError(
-                    f"{path} unpacks to {unpacked:,} bytes, more than the limit of {max_bytes:,}; {CURE}"
-                )
+        with open_archive(path, max_bytes, CURE) as archive:
             root = next(name for name in archive.namelist() if name.endswith(f"/{GRAPH}")).removesuffix(GRAPH)
             graph = _Graph.read(_json(archive, root + GRAPH))
             state = _state(archive, root, graph.parameters)
-    except (zipfile.BadZipFile, OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+    except (*BROKEN, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged or of an unknown version ({error!r}); {CURE}") from error
     if not any(isinstance(layer, Conv) for layer in graph.layers):
         return dense_network(state)

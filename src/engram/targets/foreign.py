@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import warnings
-import zipfile
 from collections.abc import Mapping
 from enum import Enum, auto
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor
 from engram.errors import CheckpointError, UnsupportedModelError
 from engram.files import read_tensors
 from engram.targets.architecture import Architecture
+from engram.targets.archive import open_archive
 from engram.targets.convolutional import ConvNetwork
 from engram.targets.described import described_network
 from engram.targets.exported import exported_network, is_exported
@@ -140,17 +140,8 @@ def _pickled(path: Path, kind: _Kind, max_bytes: int) -> object:
 
 def _check_archive(path: Path, max_bytes: int) -> None:
     """Refuse, before unpacking, archives that are too large inside or that torch.save did not write."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise CheckpointError(f"{path} is cut short or damaged ({error}); copy it again, or {CURE}") from error
-    unpacked = sum(entry.file_size for entry in entries)
-    if unpacked > max_bytes:
-        raise CheckpointError(
-            f"{path} unpacks to {unpacked:,} bytes, more than the limit of {max_bytes:,}; {CURE}"
-        )
-    names = {entry.filename.rpartition("/")[2] for entry in entries}
+    with open_archive(path, max_bytes, CURE) as archive:
+        names = {name.rpartition("/")[2] for name in archive.namelist()}
     if "constants.pkl" in names:
         raise CheckpointError(
             f"{path} is a TorchScript archive, which holds code that only running it would explain; {CURE}, "

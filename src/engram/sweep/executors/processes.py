@@ -131,10 +131,10 @@ def _serve(pipe: Connection, threads: int) -> None:
     torch.set_num_threads(threads)  # this process is ours alone
     while True:
         try:
-            view_bytes, order = pipe.recv()
+            view, order = pipe.recv()
         except EOFError:
             return
-        pipe.send(run_trial(view_bytes, order))
+        pipe.send(run_trial(view, order))
 
 
 def _end_with_parent() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from engram.errors import ConfigError, require
 from engram.extras import optional
 from engram.sweep.executors import ATTEMPTS, Job, lost
-from engram.sweep.trial import Ended, Order, packed, run_trial
+from engram.sweep.trial import Ended, Order, PackedView, packed, run_trial
 
 
 class RayTasks:
@@ -103,8 +103,8 @@ def _knock(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=5).close()
 
 
-def _run(view_bytes: bytes, order: Order, threads: int) -> Ended:
+def _run(view: PackedView, order: Order, threads: int) -> Ended:
     import torch
 
     torch.set_num_threads(threads)  # a worker process of Ray's, not the user's
-    return run_trial(view_bytes, order)
+    return run_trial(view, order)
