@@ -115,7 +115,7 @@ def read_json(path: Path, *, cure: str = "write it again") -> Any:
 def prepare_directory(path: Path) -> Path:
     """Make an output directory and prove that it can be written before hours of work go into it."""
     write_bytes(path / ".writable", b"")
-    (path / ".writable").unlink()
+    (path / ".writable").unlink(missing_ok=True)  # another process may prove the same
     return path
 
 

@@ -16,6 +16,7 @@ from engram.pipeline import attack, build_target
 from engram.reconstruct.candidates import Reconstruction
 from engram.reconstruct.published.scheme import Haim2022, PublishedScheme
 from engram.report.plane import PlanePanel, plane_figure
+from engram.targets.cache import TargetCache
 from engram.targets.checkpoint import Target
 from engram.targets.descent import Recipe
 from engram.targets.spec import MLPSpec
@@ -108,10 +109,11 @@ def run_fig2(
     settings: Haim2022 = ATTACK,
     training: Observer | None = None,
     attacking: Observer | None = None,
+    cache: TargetCache | None = None,
 ) -> Fig2:
     """Train on the circle, attack, prune and de-duplicate."""
     recipe, settings = replace(recipe, seed=seed), replace(settings, seed=seed)
-    target = build_target(DATA, NETWORK, recipe, Binary(), observers=[training] if training else [])
+    target = build_target(DATA, NETWORK, recipe, Binary(), observers=[training] if training else [], cache=cache)
     view = AttackerView(target.network, (2,), Binary())
     scheme = PublishedScheme(view, settings)
     start = scheme.reconstruction(scheme.init())

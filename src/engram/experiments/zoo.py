@@ -180,6 +180,9 @@ def _cpu(full: Plan, loss: float | None) -> Plan:
 
 def _smoke(full: Plan) -> Plan:
     """A small network on a few faces for a moment; what the preset is about stays: task, biases, start, recipe."""
+    if full.data.name == haim_fig2.DATA.name:  # small as it is, and no images
+        epochs = f"at most {SMOKE_EPOCHS} epochs"
+        return replace(full, recipe=replace(full.recipe, epochs=SMOKE_EPOCHS), cuts=(epochs,))
     assert isinstance(full.network, MLPSpec), "a preset with convolutions needs a small sibling of its own"
     several = own_classes(full.task)
     data = DataChoice(name="faces", labels="identity" if several else "gate", n=SMOKE_IMAGES)
