@@ -25,8 +25,8 @@ def choose_scheme(
     """Planned for `seconds` if given; a resumed run keeps the plan in its run.json."""
     if resumed is not None and RunDirectory(resumed).record.exists():
         return stored_scheme(view, resumed)
-    chosen = settings or EngineSettings()
-    return Engine(view, chosen if seconds is None else fit_to_budget(view, chosen, seconds))
+    engine = Engine(view, settings or EngineSettings())
+    return engine if seconds is None else fit_to_budget(engine, seconds)
 
 
 def stored_scheme(view: AttackerView, run: Path) -> Attack:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engram.attacker import AttackerView
     from engram.reconstruct.attack import Attack
+    from engram.reconstruct.engine.iteration import EngineIteration
     from engram.reconstruct.engine.settings import EngineSettings
     from engram.targets.networks import Network
 
@@ -18,38 +18,29 @@ def engine_scheme(
 ) -> Attack:
     """A budget becomes a plan once; a resumed run keeps the plan in its run.json."""
     from engram.errors import ConfigError
+    from engram.reconstruct.engine.budget import fit_to_budget
     from engram.reconstruct.engine.settings import EngineSettings
     from engram.runs import read_settings
 
-    make, fit_to_budget = _kind(view)
     chosen = {name: value for name, value in given.items() if value is not None}
-    settings = EngineSettings(**chosen)
-    if resumed is not None:
-        return make(read_settings(resumed, EngineSettings))
-    if seconds is None:
-        return make(settings)
+    settings = EngineSettings(**chosen) if resumed is None else read_settings(resumed, EngineSettings)
+    engine = _engine(view, settings)
+    if seconds is None or resumed is not None:
+        return engine
     if "steps" in chosen or "restarts" in chosen:
         raise ConfigError("--budget plans --steps and --restarts itself; give one or the other")
-    return make(fit_to_budget(settings, seconds))
+    return fit_to_budget(engine, seconds)
 
 
-def _kind(
-    view: AttackerView[Network],
-) -> tuple[Callable[[EngineSettings], Attack], Callable[[EngineSettings, float], EngineSettings]]:
-    """The engine for the network of a view, and its way to plan."""
-    from functools import partial
-
+def _engine(view: AttackerView[Network], settings: EngineSettings) -> EngineIteration[Any]:
+    """The engine for the network of a view."""
     from engram.targets.convolutional import ConvNetwork
     from engram.targets.networks import DenseNetwork
 
     if isinstance(view.network, ConvNetwork):
-        from engram.reconstruct.engine_conv.budget import fit_to_budget as fit_convolutional
         from engram.reconstruct.engine_conv.solver import ConvEngine
 
-        convolutional = view.narrowed(ConvNetwork)
-        return partial(ConvEngine, convolutional), partial(fit_convolutional, convolutional)
-    from engram.reconstruct.engine.budget import fit_to_budget
+        return ConvEngine(view.narrowed(ConvNetwork), settings)
     from engram.reconstruct.engine.solver import Engine
 
-    dense = view.narrowed(DenseNetwork)
-    return partial(Engine, dense), partial(fit_to_budget, dense)
+    return Engine(view.narrowed(DenseNetwork), settings)

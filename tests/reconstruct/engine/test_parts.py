@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from engram.reconstruct.engine.adam import adam, moments
 from engram.reconstruct.engine.metric import neuron_metric
 from engram.reconstruct.engine.prior import SMOOTHING, total_variation
 from engram.reconstruct.engine.row_space import find_row_space, marchenko_pastur_quantile, noise_level
@@ -68,6 +69,18 @@ def test_metric_equals_inverses_one_by_one() -> None:
 def test_metric_of_neurons_that_nobody_uses_is_plain() -> None:
     found = neuron_metric(torch.ones(3, 2), torch.zeros(3, 4), torch.ones(3), 0.5)
     torch.testing.assert_close(found, 2 * torch.eye(2).expand(4, 2, 2))
+
+
+def test_adam_equals_torch_s() -> None:
+    generator = torch.Generator().manual_seed(7)
+    start = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    state, parameter = {"x": start.clone(), **moments("x", start)}, start.clone().requires_grad_()
+    reference = torch.optim.Adam([parameter], lr=0.03, eps=1e-12)
+    for step in range(1, 6):
+        parameter.grad = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+        adam(state, "x", parameter.grad, 0.03, step)
+        reference.step()
+    torch.testing.assert_close(state["x"], parameter.detach(), rtol=0, atol=1e-12)
 
 
 def test_total_variation_equals_a_loop_and_its_gradient_autograd() -> None:

@@ -13,9 +13,9 @@ from engram.data.sources.faces import load_faces
 from engram.errors import ConfigError
 from engram.loop import Budget, Snapshots, run
 from engram.matching.distances import zscored
+from engram.reconstruct.engine.budget import fit_to_budget
 from engram.reconstruct.engine.closed_form import explained
 from engram.reconstruct.engine.settings import EngineSettings
-from engram.reconstruct.engine_conv.budget import fit_to_budget
 from engram.reconstruct.engine_conv.problem import outside
 from engram.reconstruct.engine_conv.solver import SPAN, ConvEngine
 from engram.reconstruct.published.relu import smoothed_relu
@@ -136,8 +136,8 @@ def test_resumed_anywhere_ends_bit_identical(stop: int, tmp_path: Path) -> None:
 
 def test_a_budget_becomes_a_plan() -> None:
     view = AttackerView(drawn("conv3x3 relu flatten 30 relu 1", torch.float32), SHAPE, Binary())
-    settings = EngineSettings(candidates=4, prior=0.4)
-    long, short = (fit_to_budget(view, settings, seconds) for seconds in (60.0, 0.001))
+    engine = ConvEngine(view, EngineSettings(candidates=4, prior=0.4))
+    long, short = (fit_to_budget(engine, seconds).settings for seconds in (60.0, 0.001))
     assert (short.steps, short.restarts) == (40, 2)
     assert long.steps * long.restarts > 80
     assert long.candidates == 4
