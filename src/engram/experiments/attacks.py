@@ -20,9 +20,10 @@ from engram.pipeline import attack
 from engram.reconstruct.attack import Attack
 from engram.reconstruct.candidates import Reconstruction
 from engram.reconstruct.engine.budget import fit_to_budget
+from engram.reconstruct.engine.iteration import EngineIteration
+from engram.reconstruct.engine.scales import PIXEL_STD
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.reconstruct.engine.solver import Engine
-from engram.reconstruct.engine_conv.budget import fit_to_budget as fit_convolutional
 from engram.reconstruct.engine_conv.solver import ConvEngine
 from engram.reconstruct.published.scheme import PublishedScheme
 from engram.reconstruct.published.settings import KNOWN_SETTINGS, Haim2022, default_settings
@@ -93,6 +94,7 @@ def carry_out(
     """Run the attack, or go on with what a killed process left in the directory."""
     if plan.name == "weights":
         images = first_layer_images(view.narrowed(DenseNetwork)).cpu()
+        images = natural_contrast(images) if images.ndim == 4 else images
         return Outcome(_bare(images), None, {}, 0, 0.0, "read off")
     if isinstance(plan.settings, InversionSettings):
         return _invert(plan.settings, view.narrowed(DenseNetwork), directory, told, snapshot_every)
@@ -112,15 +114,14 @@ def _scheme(plan: AttackPlan, view: AttackerView[Network], directory: Path) -> A
         return PublishedScheme(view, plan.settings)
     assert isinstance(plan.settings, EngineSettings)
     recorded = RunDirectory(directory).record.exists()
-    settings = read_settings(directory, EngineSettings) if recorded else plan.settings
-    planned = None if recorded else plan.seconds
+    engine = _engine(view, read_settings(directory, EngineSettings) if recorded else plan.settings)
+    return engine if recorded or plan.seconds is None else fit_to_budget(engine, plan.seconds)
+
+
+def _engine(view: AttackerView[Network], settings: EngineSettings) -> EngineIteration[Any]:
     if isinstance(view.network, ConvNetwork):
-        convolutional = view.narrowed(ConvNetwork)
-        return ConvEngine(
-            convolutional, settings if planned is None else fit_convolutional(convolutional, settings, planned)
-        )
-    dense = view.narrowed(DenseNetwork)
-    return Engine(dense, settings if planned is None else fit_to_budget(dense, settings, planned))
+        return ConvEngine(view.narrowed(ConvNetwork), settings)
+    return Engine(view.narrowed(DenseNetwork), settings)
 
 
 def _published(target: Plan, scale: Scale, seed: int) -> AttackPlan:
@@ -158,6 +159,12 @@ def _invert(
     return Outcome(
         _bare(found.images), found.outputs, asdict(settings), solution.steps, solution.seconds, solution.message
     )
+
+
+def natural_contrast(images: Tensor) -> Tensor:
+    """Each of images [m, C, H, W] at the spread of photographs, since a weight's own scale means nothing."""
+    spread = images.flatten(1).std(1).clamp(min=1e-12)
+    return images * (PIXEL_STD / spread).view(-1, 1, 1, 1)
 
 
 def _bare(images: Tensor) -> Reconstruction:
