@@ -11,7 +11,7 @@ from engram.auditing.page_blind import (
 )
 from engram.auditing.page_data import control_section, membership_section, pairs_section, risk_section
 from engram.auditing.record import AuditRecord
-from engram.auditing.words import LIMITS
+from engram.auditing.words import limits
 from engram.report.html import Page, Section, Tile
 
 
@@ -27,7 +27,7 @@ def page_of(record: AuditRecord) -> Page:
         course_section(record),
         *baseline_sections(record),
         settings_section(record),
-        Section("limits", "What the numbers do not say", LIMITS),
+        Section("limits", "What the numbers do not say", limits(record)),
     ]
     return Page(
         title=f"{record.model}: what its weights give away",

@@ -5,8 +5,16 @@ from __future__ import annotations
 from engram.auditing.galleries import baseline_gallery, candidate_gallery
 from engram.auditing.graphs import confidence_chart, spectrum_chart, timeline_chart
 from engram.auditing.record import AuditRecord
-from engram.auditing.words import reproduce
+from engram.auditing.words import READS_FEATURES, read_layer, reproduce
+from engram.inspection import ConvDescription
 from engram.report.html import Section, Table
+
+BASELINES = {
+    "model inversion": "{:,} starts, half climbing the output and half descending, by rising output.",
+    "first-layer weights": "All {:,} rows of the first layer, each as an image, the largest first.",
+    "first-layer kernels": "All {:,} kernels of the first convolution; smaller than an image, they are shown and "
+    "not scored.",
+}
 
 
 def candidate_section(record: AuditRecord) -> Section:
@@ -37,7 +45,11 @@ def candidate_section(record: AuditRecord) -> Section:
 
 
 def weights_section(record: AuditRecord) -> Section:
-    description, counts = record.description, record.description.equations
+    description = record.description
+    if isinstance(description, ConvDescription):
+        told = READS_FEATURES
+    else:
+        told = f"Equations enough for up to {description.equations.row_space_most_samples:,} records."
     heads = ("layer", "inputs", "outputs", "norm", "share of noise")
     rows = [
         (layer.name, layer.inputs, layer.outputs, layer.norm, None if layer.noise is None else layer.noise.share)
@@ -46,8 +58,8 @@ def weights_section(record: AuditRecord) -> Section:
     return Section(
         "weights",
         "What the weights say before any attack",
-        [record.reach.sentence, f"Equations enough for up to {counts.row_space_most_samples:,} records."],
-        [spectrum_chart(description)],
+        [record.reach.sentence, told],
+        [spectrum_chart(description.spectrum, read_layer(record))],
         tables=[Table(heads, rows, f"{description.name}, {description.parameters:,} parameters")],
     )
 
@@ -62,12 +74,7 @@ def baseline_sections(record: AuditRecord) -> list[Section]:
     sections = []
     for baseline in record.baselines:
         paragraphs, tables = [], []
-        if baseline.name == "model inversion":
-            text = (
-                f"{len(baseline.images):,} starts, half climbing the output and half descending, by rising output."
-            )
-        else:
-            text = f"All {len(baseline.images):,} rows of the first layer, each as an image, the largest first."
+        text = BASELINES[baseline.name].format(len(baseline.images))
         paragraphs.append(text + " A simpler way of looking at the weights, to stand beside the attack.")
         if baseline.score is not None:
             rows = [(row.threshold.text, row.train, row.held_out, row.excess) for row in baseline.score.counts]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from engram.auditing.galleries import pair_anchor, pair_gallery
 from engram.auditing.graphs import output_chart, roc_chart
 from engram.auditing.record import AuditRecord
+from engram.auditing.words import read_layer
 from engram.matching.roc import RATES
 from engram.report.html import Cell, Section, Table
 
@@ -77,9 +78,12 @@ def risk_section(record: AuditRecord) -> Section | None:
     )
     text = (
         f"Recovered: a reconstruction with {record.comparison.threshold.text}. Member told: its membership score "
-        "lies above that of every held-out record. The ceiling is the best SSIM that any method without an image "
-        "prior can reach; the dual is how much training leant on the record."
+        "lies above that of every held-out record."
     )
+    if "ceiling_ssim" in known:
+        text += " The ceiling is the best SSIM that any method without an image prior can reach."
+    if "dual" in known:
+        text += " The dual is how much training leant on the record."
     return Section("risk", "Which records leak", [text], tables=[table])
 
 
@@ -97,10 +101,10 @@ def membership_section(record: AuditRecord) -> Section | None:
         "membership",
         "Was this record in training?",
         [
-            "Asked of the weights: on how many neuron boundaries a record lies (boundaries), how much of the "
-            "first layer it explains in one fit with the held-out records (dual), and the mean of both ranks "
-            "(combined). Thresholding the loss is the usual way, for comparison. Nothing was fitted to who is "
-            "a member.",
+            "Asked of the weights: on how many neuron boundaries a record lies (boundaries), how much of "
+            f"{read_layer(record)} it explains in one fit with the held-out records (dual), and the mean of both "
+            "ranks (combined). Thresholding the loss is the usual way, for comparison. Nothing was fitted to who "
+            "is a member.",
             *(f"{note}." for note in notes),
         ],
         [roc_chart("Membership", curves)],
