@@ -19,15 +19,11 @@ from engram.loop import Budget, Snapshots, run
 from engram.pipeline import attack
 from engram.reconstruct.attack import Attack
 from engram.reconstruct.candidates import Reconstruction
-from engram.reconstruct.engine.budget import fit_to_budget
 from engram.reconstruct.engine.settings import EngineSettings
-from engram.reconstruct.engine.solver import Engine
-from engram.reconstruct.engine_conv.budget import fit_to_budget as fit_convolutional
-from engram.reconstruct.engine_conv.solver import ConvEngine
+from engram.reconstruct.engines import engine_for
 from engram.reconstruct.published.scheme import PublishedScheme
 from engram.reconstruct.published.settings import KNOWN_SETTINGS, Haim2022, default_settings
 from engram.runs import RunDirectory, read_settings
-from engram.targets.convolutional import ConvNetwork
 from engram.targets.networks import DenseNetwork, Network
 from engram.task import task_named
 
@@ -114,13 +110,7 @@ def _scheme(plan: AttackPlan, view: AttackerView[Network], directory: Path) -> A
     recorded = RunDirectory(directory).record.exists()
     settings = read_settings(directory, EngineSettings) if recorded else plan.settings
     planned = None if recorded else plan.seconds
-    if isinstance(view.network, ConvNetwork):
-        convolutional = view.narrowed(ConvNetwork)
-        return ConvEngine(
-            convolutional, settings if planned is None else fit_convolutional(convolutional, settings, planned)
-        )
-    dense = view.narrowed(DenseNetwork)
-    return Engine(dense, settings if planned is None else fit_to_budget(dense, settings, planned))
+    return engine_for(view, settings, planned)
 
 
 def _published(target: Plan, scale: Scale, seed: int) -> AttackPlan:
