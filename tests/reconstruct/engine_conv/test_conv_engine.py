@@ -83,10 +83,11 @@ def test_stationarity_and_its_gradient_equal_autograd(task: Task, layers: str) -
 
     metric = engine.objective.metric(inside.detach(), duals, labels)
     value, by_residual = engine.objective.stationarity(done, metric)
-    margin, by_output = engine.objective.margin(done, labels, duals)
+    sides = task.sides(labels, duals, done.outputs)
+    margin, by_margin = engine.objective.margin((sides * done.outputs).sum(1), duals)
     share = engine.objective.shares(duals)
     span = SPAN * (share * (1 - inside.square().sum(1) / features.square().sum(1))).sum()
-    slow = -(predicted * by_residual).sum() + (outputs * by_output).sum() + span
+    slow = -(predicted * by_residual).sum() + ((sides * outputs).sum(1) * by_margin).sum() + span
     (expected,) = torch.autograd.grad(slow, images)
     losses, by_images, _ = engine.gradients(state, metric, 0.0)
     torch.testing.assert_close(by_images, expected, rtol=0, atol=1e-10)

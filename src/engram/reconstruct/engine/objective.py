@@ -79,12 +79,19 @@ class Objective:
 
     def __call__(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """The terms of F, and its gradients by latents [m, r] and duals."""
+        done = self.run(state["latents"], state["duals"], state["labels"])
+        return self.from_pass(state, done, metric, prior)
+
+    def from_pass(
+        self, state: State, done: Pass, metric: Metric, prior: float
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """The same from a pass that was made with the state's latents, duals and labels."""
         latents, duals, labels = state["latents"], state["duals"], state["labels"]
-        done = self.run(latents, duals, labels)
         stationarity, by_residual = self.stationarity(done, metric)
-        margin, by_output = self.margin(done, labels, duals)
+        sides = self.task.sides(labels, duals, done.outputs)
+        margin, by_margin = self.margin((sides * done.outputs).sum(1), duals)
         by_latents, by_coefficients = pull_back(
-            self.scales.network, done, self.scales.slope, {0: by_residual}, by_output
+            self.scales.network, done, self.scales.slope, {0: by_residual}, by_margin[:, None] * sides
         )
         losses = {"stationarity": stationarity, "margin": margin}
         if prior > 0:
@@ -145,18 +152,17 @@ class Objective:
         matrices /= torch.einsum("kp,kpq,kq->", weights, matrices, weights)
         return Metric.of(matrices, weights)
 
-    def margin(self, done: Pass, labels: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
+    def margin(self, margins: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
         """Squared distance of margin / gamma from [1 - tolerance, 1 + tolerance], duals as weights.
 
-        gamma = ||[W_1 b_1]||² / sum lambda, as the first layer is homogeneous. Value, and gradient by Phi [m, C].
+        gamma = ||[W_1 b_1]||² / sum lambda, as the first layer is homogeneous. Value, and gradient by margins [m].
         """
         sizes = self.task.sample_duals(duals).abs()
         gamma = parameters(self.scales.network, 0).square().sum() / self.total(sizes)
-        sides = self.task.sides(labels, duals, done.outputs)
-        excess = (sides * done.outputs).sum(1) / gamma - 1
+        excess = margins / gamma - 1
         outside = excess - excess.clamp(-self.settings.margin_tolerance, self.settings.margin_tolerance)
         share = self.settings.margin_weight * self.shares(duals)
-        return (share * outside.square()).sum(), (2 * share * outside / gamma)[:, None] * sides
+        return (share * outside.square()).sum(), 2 * share * outside / gamma
 
     def variation(self, latents: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
         """Total variation of the images, duals as weights, and its gradient by the latents [m, r]."""
