@@ -109,9 +109,9 @@ def test_stationarity_and_its_gradient_equal_autograd(task: Task, layers: str) -
     done = engine.objective.run(inside.detach(), duals, labels)
     torch.testing.assert_close(explained(done, 0), predicted, rtol=0, atol=1e-10)
 
-    metric = engine.objective.metric(inside.detach(), duals, labels)
-    value, by_residual = engine.objective.stationarity(done, metric)
-    margin, by_output = engine.objective.margin(done, labels, duals)
+    metric = engine.objective.metric(inside.detach(), duals)
+    value, by_residual = engine.objective.stationarity(explained(done, 0), metric)
+    margin, by_output = engine.objective.margin(done.outputs, labels, duals)
     share = engine.objective.shares(duals)
     span = SPAN * (share * (1 - inside.square().sum(1) / features.square().sum(1))).sum()
     slow = -(predicted * by_residual).sum() + (outputs * by_output).sum() + span

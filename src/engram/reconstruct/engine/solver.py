@@ -18,7 +18,8 @@ from torch import Tensor
 
 from engram.loop import State
 from engram.reconstruct.engine.iteration import EngineIteration
-from engram.reconstruct.engine.objective import Metric, Objective
+from engram.reconstruct.engine.metric import Metric
+from engram.reconstruct.engine.objective import Objective
 from engram.reconstruct.engine.scales import Scales, derive_scales
 from engram.targets.networks import DenseNetwork
 
