@@ -37,7 +37,7 @@ def _state(engine: Engine) -> State:
 def test_at_the_refresh_the_gradient_is_the_exact_one(task: str) -> None:
     engine = _engine(task)
     state = _state(engine)
-    metric = engine.objective.metric(state["latents"], state["duals"], state["labels"])
+    metric = engine.objective.metric(state["latents"], state["duals"])
     exact = engine.objective(state, metric, 0.5)
     frozen = Frozen.at(engine.objective, state, metric, 0.5).gradients(engine.objective, state, metric)
     assert frozen[0].keys() == exact[0].keys()
@@ -52,7 +52,7 @@ def test_in_the_duals_it_stays_exact(task: str) -> None:
     """Signals are linear in them, and the layers above do not see them."""
     engine = _engine(task)
     state = _state(engine)
-    metric = engine.objective.metric(state["latents"], state["duals"], state["labels"])
+    metric = engine.objective.metric(state["latents"], state["duals"])
     frozen = Frozen.at(engine.objective, state, metric, 0.0)
     state["duals"] = state["duals"] * torch.linspace(0.5, 2.0, len(state["duals"]), dtype=torch.float64)
     losses, _, by_duals = engine.objective(state, metric, 0.0)
@@ -65,7 +65,7 @@ def test_in_the_duals_it_stays_exact(task: str) -> None:
 def test_between_refreshes_it_follows_the_exact_one(task: str) -> None:
     engine = _engine(task)
     state = _state(engine)
-    metric = engine.objective.metric(state["latents"], state["duals"], state["labels"])
+    metric = engine.objective.metric(state["latents"], state["duals"])
     frozen = Frozen.at(engine.objective, state, metric, 0.5)
     before = engine.objective(state, metric, 0.5)[1]
     noise = torch.randn(state["latents"].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

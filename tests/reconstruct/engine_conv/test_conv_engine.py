@@ -81,8 +81,8 @@ def test_stationarity_and_its_gradient_equal_autograd(task: Task, layers: str) -
     done = engine.objective.run(inside.detach(), duals, labels)
     torch.testing.assert_close(explained(done, 0), predicted, rtol=0, atol=1e-10)
 
-    metric = engine.objective.metric(inside.detach(), duals, labels)
-    value, by_residual = engine.objective.stationarity(done, metric)
+    metric = engine.objective.metric(inside.detach(), duals)
+    value, by_residual = engine.objective.stationarity(explained(done, 0), metric)
     sides = task.sides(labels, duals, done.outputs)
     margin, by_margin = engine.objective.margin((sides * done.outputs).sum(1), duals)
     share = engine.objective.shares(duals)

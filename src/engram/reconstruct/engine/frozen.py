@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from engram.loop import State
-from engram.reconstruct.engine.closed_form import Pass
-from engram.reconstruct.engine.objective import Metric, Objective
+from engram.reconstruct.engine.closed_form import Pass, explained, with_constant
+from engram.reconstruct.engine.metric import Metric
+from engram.reconstruct.engine.objective import Objective
+from engram.reconstruct.engine.passes import Passes
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +42,9 @@ class Frozen:
         weighed = (unit.signals[-1] * unit.outputs).sum(1)
         rest = weighed - (hidden * unit.arriving[0]).sum(1)
         still = cls(unit.arriving[0], rest, torch.zeros_like(latents), None)
-        losses, exact, _ = objective.from_pass(state, _weighted(unit, state["duals"]), metric, prior)
+        weighted = _weighted(unit, state["duals"])
+        passes = Passes.over(lambda _: weighted, [slice(len(latents))])
+        losses, exact, _ = objective.from_passes(state, passes, metric, prior)
         _, near, _ = still.gradients(objective, state, metric)
         return cls(unit.arriving[0], rest, exact - near, losses.get("variation"))
 
@@ -51,7 +55,7 @@ class Frozen:
         latents, duals = state["latents"], state["duals"]
         done = self._pass(objective, latents, duals)
         (entering,), (gates,), (arriving,), signals = done.entering, done.gates, done.arriving, done.signals
-        stationarity, by_residual = objective.stationarity(done, metric)
+        stationarity, by_residual = objective.stationarity(explained(done, 0), metric)
         sides = duals.sign() if objective.task.has_signed_duals else torch.ones_like(duals)
         margin, by_margin = objective.margin(sides * done.outputs[:, 0], duals)
         by_signal = -(entering @ by_residual.T)
@@ -76,8 +80,7 @@ class Frozen:
         gates = torch.sigmoid(objective.scales.slope * pre)
         arriving = duals[:, None] * self.arriving
         weighed = (pre.clamp(min=0) * self.arriving).sum(1) + self.rest
-        entering = latents if bias is None else torch.cat([latents, latents.new_ones(len(latents), 1)], 1)
-        return Pass([entering], [gates], [arriving], [gates * arriving], weighed[:, None])
+        return Pass([with_constant(latents, bias)], [gates], [arriving], [gates * arriving], weighed[:, None])
 
 
 def _weighted(unit: Pass, duals: Tensor) -> Pass:

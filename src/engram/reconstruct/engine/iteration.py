@@ -20,7 +20,8 @@ from engram.loop import Metrics, State, Values
 from engram.reconstruct.candidates import Reconstruction
 from engram.reconstruct.engine.adam import adam, moments
 from engram.reconstruct.engine.consensus import consensus
-from engram.reconstruct.engine.objective import Metric, Objective
+from engram.reconstruct.engine.metric import Metric
+from engram.reconstruct.engine.objective import Objective
 from engram.reconstruct.engine.scales import Scales
 from engram.reconstruct.engine.schedule import LEFT_OUT, PRIOR_GRID, Phase, Schedule, choose_prior, make_schedule
 from engram.reconstruct.engine.settings import EngineSettings
@@ -146,7 +147,8 @@ class EngineIteration(ABC, Generic[N]):
         task, starts, duals = self.view.task, len(moved), duals.flatten(0, 1)
         labels = task.sample_labels(state["labels"].repeat(starts), duals)
         sizes, images = task.sample_duals(duals).abs(), self.images(moved.flatten(0, 1))
-        return consensus(Reconstruction(images.cpu(), sizes.cpu(), labels.cpu()), starts)
+        pool = Reconstruction(images.cpu(), sizes.cpu(), labels.cpu())
+        return consensus(pool, starts, self.settings.room)
 
     def _labels(self) -> Tensor:
         return torch.arange(self.scales.candidates) % self.view.task.label_count
@@ -182,6 +184,6 @@ class EngineIteration(ABC, Generic[N]):
         """From stored copies, so that a resumed run has the same one; zero where a trial leaves neurons out."""
         if 0 not in self._metric:
             latents = self.latents(state[f"metric_{self.moved}"])
-            metric = self.objective.metric(latents, state["metric_duals"], state["labels"])
+            metric = self.objective.metric(latents, state["metric_duals"])
             self._metric[0] = metric.without(LEFT_OUT) if phase.is_trial else metric
         return self._metric[0]

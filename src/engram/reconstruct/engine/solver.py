@@ -19,7 +19,8 @@ from torch import Tensor
 from engram.loop import State
 from engram.reconstruct.engine.frozen import Frozen
 from engram.reconstruct.engine.iteration import EngineIteration
-from engram.reconstruct.engine.objective import Metric, Objective
+from engram.reconstruct.engine.metric import Metric
+from engram.reconstruct.engine.objective import Objective
 from engram.reconstruct.engine.scales import Scales, derive_scales
 from engram.targets.networks import DenseNetwork
 from engram.task import MulticlassPairs
@@ -74,8 +75,10 @@ class Engine(EngineIteration[DenseNetwork]):
 
     @property
     def _can_freeze(self) -> bool:
-        """One dual for each candidate, and layers above the first that are dear enough to be left alone."""
-        return len(self.view.network.weights) > 2 and not isinstance(self.view.task, MulticlassPairs)
+        """One dual for each candidate, layers above the first that are worth it, and room for all at once."""
+        deep = len(self.view.network.weights) > 2
+        one_dual = not isinstance(self.view.task, MulticlassPairs)
+        return deep and one_dual and len(self.objective.chunks(self.scales.candidates)) == 1
 
     def latents(self, moved: Tensor) -> Tensor:
         return moved
