@@ -10,6 +10,7 @@ import pytest
 from engram.experiments.case import Setting
 from engram.experiments.computing import Means
 from engram.experiments.runner import Run
+from engram.targets.cache import TargetCache
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +30,6 @@ def said() -> list[str]:
 
 @pytest.fixture
 def smoke(papers: Path, said: list[str]) -> Run:
-    """Without a cache: nothing of an earlier run of the tests may help."""
-    setting = Setting(scale="smoke", means=Means(cache=None))
+    """Its cache of targets is its own: nothing of an earlier run of the tests may help."""
+    setting = Setting(scale="smoke", means=Means(cache=TargetCache(papers / "targets")))
     return Run(papers, setting, said.append, lambda share, what: None)

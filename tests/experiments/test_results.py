@@ -35,7 +35,7 @@ def test_page_and_markdown_hold_what_the_json_says(run: Run, tmp_path: Path) -> 
     page, text = publish(tmp_path, tmp_path / "docs" / "results.md")
     assert text == tmp_path / "docs" / "results.md"
     assert "| cifar50 (engine) | 10 | 625-50-50-1 | 8,765 | 43 | 21 |" in text.read_text()
-    assert "| 72.0 % | 64.0 % | 2.14 | – | 8.0 points short; cut: 10 faces" in text.read_text()
+    assert "| 72.0 % | 64.0 % | 2.14 | – | 8.0 points short; cut: 10 images of faces" in text.read_text()
     shown = page.read_text()
     assert "8,765" in shown
     assert shown.count("data:image/png;base64,") == 1
@@ -65,7 +65,7 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("ENGRAM_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "papers"
     printed = engram("reproduce", "haim/fig1", "--scale", "smoke", "-o", out)
-    assert "cifar50: cut: 10 faces instead of 50 images of cifar10; 625-50-50-1 network" in printed
+    assert "cifar50: cut: 10 images of faces instead of 50 of cifar10; network 625-50-50-1" in printed
     assert " of 10 good, held-out " in printed
     again = engram("reproduce", "haim/fig1", "--scale", "smoke", "-o", out)
     assert "of 10 good" not in again, "nothing is computed twice"

@@ -11,7 +11,7 @@ from engram.cli.options import DataRoot, Device, check_device, share_bar
 
 if TYPE_CHECKING:
     from engram.experiments.case import Setting
-    from engram.experiments.catalogue import Experiment
+    from engram.experiments.experiment import Experiment
 
 EXAMPLES = (
     "Examples: engram reproduce --list; engram reproduce haim/fig2 -o runs/papers; "

@@ -19,6 +19,7 @@ from engram.loop import Budget, Snapshots, run
 from engram.pipeline import attack
 from engram.reconstruct.attack import Attack
 from engram.reconstruct.candidates import Reconstruction
+from engram.reconstruct.engine.scales import PIXEL_STD
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.reconstruct.engines import engine_for
 from engram.reconstruct.published.scheme import PublishedScheme
@@ -89,6 +90,7 @@ def carry_out(
     """Run the attack, or go on with what a killed process left in the directory."""
     if plan.name == "weights":
         images = first_layer_images(view.narrowed(DenseNetwork)).cpu()
+        images = natural_contrast(images) if images.ndim == 4 else images
         return Outcome(_bare(images), None, {}, 0, 0.0, "read off")
     if isinstance(plan.settings, InversionSettings):
         return _invert(plan.settings, view.narrowed(DenseNetwork), directory, told, snapshot_every)
@@ -148,6 +150,12 @@ def _invert(
     return Outcome(
         _bare(found.images), found.outputs, asdict(settings), solution.steps, solution.seconds, solution.message
     )
+
+
+def natural_contrast(images: Tensor) -> Tensor:
+    """Each of images [m, C, H, W] at the spread of photographs, since a weight's own scale means nothing."""
+    spread = images.flatten(1).std(1).clamp(min=1e-12)
+    return images * (PIXEL_STD / spread).view(-1, 1, 1, 1)
 
 
 def _bare(images: Tensor) -> Reconstruction:

@@ -17,7 +17,7 @@ PAGE_FILE, MARKDOWN_FILE = "index.html", "results.md"
 def publish(home: Path, markdown_path: Path | None = None) -> tuple[Path, Path]:
     """Write the page into the directory and the Markdown beside it, or where it is wanted; tell where they are."""
     records = read_records(home, CATALOGUE)
-    table = trends_table(records, records[0]["recipe"])
+    table = trends_table(records)
     exhibits = []
     for record in records:
         one = chapter(record)

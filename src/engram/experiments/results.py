@@ -63,7 +63,8 @@ def chapter(record: Record) -> Chapter:
     if record["claims"]:
         cells = [[claim["what"], claim["paper"], claim["here"]] for claim in record["claims"]]
         tables.append(Table(CLAIM_HEADS, cells, "What the paper says"))
-    cuts = [f"{row['preset']}: {'; '.join(row['cuts'])}." for row in rows if row["cuts"]]
+    cuts = [f"{cut}." for cut in record["cuts"]]
+    cuts += [f"{row['preset']}: {'; '.join(row['cuts'])}." for row in rows if row["cuts"]]
     return Chapter(record, tables, cuts)
 
 

@@ -18,8 +18,9 @@ from engram import files
 from engram.errors import CheckpointError, EngramError
 from engram.experiments.attacks import engine_seconds
 from engram.experiments.case import Case, Setting, find_case, run_case
-from engram.experiments.catalogue import PUBLISHED, Experiment, Published
+from engram.experiments.catalogue import PUBLISHED, Published
 from engram.experiments.computing import Order
+from engram.experiments.experiment import Experiment
 from engram.experiments.provenance import commit
 from engram.experiments.records import CaseRecord, Finished
 from engram.runs import versions
@@ -61,7 +62,7 @@ class Run:
 
     def _one(self, experiment: Experiment, weights: dict[str, float], done: set[str]) -> dict[str, Any]:
         started = time.monotonic()
-        finished = [self._case(case, weights, done) for case in experiment.cases]
+        finished = [self._case(case, weights, done) for case in experiment.cases_at(self.setting.scale)]
         figures = {}
         for part, content in experiment.draw(finished).items():
             name = f"{experiment.stem}{'-' if part else ''}{part}.png"
@@ -118,6 +119,7 @@ class Run:
             "scale": setting.scale,
             "recipe": setting.recipe,
             "seed": setting.seed,
+            "cuts": list(experiment.cuts_at(setting.scale)),
             "command": f"engram reproduce {experiment.id} {how} -o DIR",
             "commit": commit(),
             "versions": versions(),
@@ -125,7 +127,8 @@ class Run:
 
     def _weights(self, chosen: Sequence[Experiment]) -> dict[str, float]:
         """About how long each case takes, for the time left."""
-        orders = (case.order(self.setting) for experiment in chosen for case in experiment.cases)
+        needed = (case for experiment in chosen for case in experiment.cases_at(self.setting.scale))
+        orders = [case.order(self.setting) for case in needed]
         return {order.key: expected_seconds(order) for order in orders}
 
 
