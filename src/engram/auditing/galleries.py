@@ -13,6 +13,7 @@ from engram.auditing.comparison import Comparison
 from engram.matching import stretched
 from engram.report.html import Gallery, Picture
 from engram.report.html.pictures import data_uri
+from engram.report.kernels import kernel_pictures
 
 MOST_PAIRS = 500
 MOST_CANDIDATES = 200
@@ -70,7 +71,10 @@ def baseline_gallery(baseline: Baseline, input_shape: Sequence[int]) -> Gallery 
     if len(input_shape) != 3:
         return None
     chosen = torch.linspace(0, len(baseline.images) - 1, min(MOST_BASELINE, len(baseline.images))).round().long()
-    images = stretched(baseline.images[chosen].float())
+    if baseline.name == "first-layer kernels":  # on one scale for all, as the paper draws them
+        images = kernel_pictures(baseline.images)[chosen]
+    else:
+        images = stretched(baseline.images[chosen].float())
     captions = _captions(baseline.outputs, chosen)
     pictures = [
         Picture(data_uri(image), f"{baseline.name} {index}", caption)
@@ -81,5 +85,5 @@ def baseline_gallery(baseline: Baseline, input_shape: Sequence[int]) -> Gallery 
 
 def _captions(outputs: Tensor | None, chosen: Tensor) -> list[str]:
     if outputs is None:
-        return [f"row {index}" for index in chosen.tolist()]
+        return [str(index) for index in chosen.tolist()]
     return [f"{value:.3g}" for value in outputs[chosen].tolist()]

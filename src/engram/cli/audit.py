@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from engram.cli.options import (
+    Arch,
     Classes,
     DataName,
     DataRoot,
@@ -23,7 +24,7 @@ from engram.cli.options import (
     parse_seconds,
     share_bar,
 )
-from engram.cli.target import attacker_view
+from engram.cli.target import attacker_view, opened
 
 if TYPE_CHECKING:
     from engram.auditing import AuditRecord
@@ -39,10 +40,11 @@ EXAMPLES = (
 
 def audit(
     model: Annotated[
-        Path, typer.Argument(help="A directory of `engram train`, or a .pt, .pth or .safetensors file.")
+        Path, typer.Argument(help="A directory of `engram train`, or a .pt, .pth, .pt2 or .safetensors file.")
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory for the report and the run's files.")],
     input_shape: InputShape = None,
+    arch: Arch = None,
     task: TaskName = None,
     data: DataName = None,
     n: Annotated[int | None, typer.Option("-n", min=1, help="Number of training images.")] = None,
@@ -99,11 +101,9 @@ def audit(
     from engram.auditing.run import run_audit
     from engram.auditing.scheme import choose_scheme
     from engram.cli.audit_data import chosen_data
-    from engram.targets.checkpoint import open_target
-    from engram.targets.networks import DenseNetwork
 
-    target = open_target(model)
-    view = attacker_view(target, model, input_shape, task).narrowed(DenseNetwork)
+    target = opened(model, arch, input_shape)
+    view = attacker_view(target, model, input_shape, task)
     inversion = inversion_settings(baselines, images)
     compared = chosen_data(
         target,

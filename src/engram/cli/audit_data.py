@@ -20,7 +20,7 @@ NO_CONTROL = "none"
 
 def chosen_data(
     target: Target[Network],
-    view: AttackerView,
+    view: AttackerView[Network],
     *,
     data: str | None,
     n: int | None,

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.inspect_tables import show, show_convolutional, write_figure
+from engram.cli.inspect_tables import show, write_figure
 from engram.cli.options import Arch, Classes, DataName, DataRoot, InputShape, Labels, TaskName, named_data
 from engram.cli.target import attacker_view, opened
 
 if TYPE_CHECKING:
-    from engram.attacker import AttackerView
     from engram.data.choice import DataChoice
     from engram.inspection.progress import Progress
     from engram.targets.checkpoint import Target
-    from engram.targets.convolutional import ConvNetwork
     from engram.targets.networks import Network
     from engram.task import Task
 
@@ -67,30 +65,25 @@ def inspect(
     come back of every training sample. The JSON's keys are in docs/inspect.md.
     """
     from engram.errors import ConfigError, require
-    from engram.inspection import describe, examine, inspection_record, judge
+    from engram.inspection import dense_part, describe_either, examine_either, judge_either, record_of_either
     from engram.targets.convolutional import ConvNetwork
-    from engram.targets.networks import DenseNetwork
 
     require(plot is None or plot.suffix == ".png", "--plot", "must end in .png", str(plot))
     target = opened(model, arch, input_shape)
-    any_view = attacker_view(target, model, input_shape, task)
-    if isinstance(any_view.network, ConvNetwork):
-        if with_data or any(given is not None for given in (data, n, labels, classes, data_seed)):
-            raise ConfigError("networks with convolutions are inspected without data; leave its options out")
-        _convolutional(any_view.narrowed(ConvNetwork), model, plot, as_json)
-        return
-    view = any_view.narrowed(DenseNetwork)
+    view = attacker_view(target, model, input_shape, task)
     choice = _chosen(target, view.task, data, n, labels, classes, data_seed, with_data)
+    if choice is None and n is not None and isinstance(view.network, ConvNetwork):
+        raise ConfigError("-n alone counts equations, which is not done with convolutions; leave it out")
     split = None if choice is None else choice.load(data_root)
     samples = n if choice is None else choice.n
     examination = None
     with _part_bar("weights") as progress:
-        description = describe(view, samples=samples, progress=progress)
+        description = describe_either(view, samples=samples, progress=progress)
     if split is not None:
         train, unseen = split.train, split.held_out.images
         with _part_bar("samples") as progress:
-            examination = examine(
-                view,
+            examination = examine_either(
+                dense_part(view),
                 description.space,
                 train.images,
                 train.labels,
@@ -98,33 +91,14 @@ def inspect(
                 held_out=unseen,
                 progress=progress,
             )
-    verdict = judge(description, examination)
+    verdict = judge_either(description, examination)
     if as_json:
-        record = inspection_record(view, description, verdict, examination)
+        record = record_of_either(view, description, verdict, examination)
         typer.echo(json.dumps({"model": str(model), **record}, indent=2, allow_nan=False))
     else:
         show(description, examination, verdict)
     if plot is not None:
-        write_figure(plot, description, examination, title=f"{model}: {description.name}")
-        typer.echo(f"wrote {plot}", err=as_json)
-
-
-def _convolutional(view: AttackerView[ConvNetwork], model: Path, plot: Path | None, as_json: bool) -> None:
-    """The same for a network with convolutions: layers, row space over features, kernels as pictures."""
-    from engram.files import write_bytes
-    from engram.inspection import convolutional_record, describe_convolutional, judge_convolutional
-    from engram.report.kernels import kernels_figure
-
-    with _part_bar("weights") as progress:
-        found = describe_convolutional(view, progress=progress)
-    verdict = judge_convolutional(found)
-    if as_json:
-        record = convolutional_record(view, found, verdict)
-        typer.echo(json.dumps({"model": str(model), **record}, indent=2, allow_nan=False))
-    else:
-        show_convolutional(found, verdict)
-    if plot is not None:
-        write_bytes(plot, kernels_figure(view.network.weights[0], title=f"{model}: kernels of {found.name}"))
+        write_figure(plot, view, description, examination, title=f"{model}: {description.name}")
         typer.echo(f"wrote {plot}", err=as_json)
 
 

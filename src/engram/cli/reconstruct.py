@@ -16,6 +16,7 @@ from engram.cli.options import (
     SnapshotEvery,
     TaskName,
     check_device,
+    parse_bytes,
     parse_seconds,
     progress_bar,
 )
@@ -61,6 +62,15 @@ def reconstruct(
             "--prior", help="Strength of total variation; none for no image prior.", rich_help_panel=ENGINE
         ),
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            help="What wide networks may take beside their weights, by default 4GB: beyond it neurons share "
+            "metrics and candidates come in chunks.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = None,
     settings: Annotated[
         str | None,
         typer.Option(
@@ -102,7 +112,8 @@ def reconstruct(
     from engram.runs import RunDirectory, check_recipe
 
     common = {"candidates": candidates, "steps": steps, "seed": seed, "dtype": dtype}
-    engine = {"restarts": restarts, "prior": _prior(prior)}
+    bound = None if memory is None else parse_bytes(memory)
+    engine = {"restarts": restarts, "prior": _prior(prior), "memory": bound}
     published = {
         "settings": settings,
         "lr_images": lr_images,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from engram.data.choice import DataChoice
     from engram.data.sampling import Split
     from engram.matching import ScoreReport, ScoringProtocol
-    from engram.targets.architecture import Architecture
     from engram.targets.networks import Network
 
 EXAMPLES = (
@@ -138,7 +137,7 @@ def _data_choice(
     """The data named by the options, else by the card of the model that the run attacked."""
     from engram.errors import ConfigError, EngramError
     from engram.runs import read_record
-    from engram.targets.checkpoint import open_target
+    from engram.targets.checkpoint import open_recorded
     from engram.task import own_classes
 
     described = {"-n": n, "--labels": labels, "--data-seed": seed, "--classes": classes}
@@ -146,7 +145,7 @@ def _data_choice(
         raise ConfigError(f"{', '.join(stray)} goes with --data; give both, or neither to take the model's card")
     record = read_record(run)
     try:
-        target = open_target(Path(str(record.get("model", ""))), _architecture(record))
+        target = open_recorded(record)
     except EngramError:
         target = None  # the model was moved: its outputs are left out of the table
     network = None if target is None else target.network
@@ -156,13 +155,3 @@ def _data_choice(
     if target is None or target.card is None:
         raise ConfigError("say which data the model was trained on: --data NAME -n NUMBER [--labels MAP]")
     return target.card.data, network
-
-
-def _architecture(record: dict[str, Any]) -> Architecture | None:
-    """The layers that were described for a file, which does not hold them; a directory of `engram train` does."""
-    from engram.targets.architecture import Architecture
-
-    layers, shape = record.get("architecture"), record.get("input_shape")
-    if not isinstance(layers, str) or not isinstance(shape, list) or not all(type(side) is int for side in shape):
-        return None
-    return Architecture.parse(layers, tuple(shape))

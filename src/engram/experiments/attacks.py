@@ -19,16 +19,12 @@ from engram.loop import Budget, Snapshots, run
 from engram.pipeline import attack
 from engram.reconstruct.attack import Attack
 from engram.reconstruct.candidates import Reconstruction
-from engram.reconstruct.engine.budget import fit_to_budget
-from engram.reconstruct.engine.iteration import EngineIteration
 from engram.reconstruct.engine.scales import PIXEL_STD
 from engram.reconstruct.engine.settings import EngineSettings
-from engram.reconstruct.engine.solver import Engine
-from engram.reconstruct.engine_conv.solver import ConvEngine
+from engram.reconstruct.engines import engine_for
 from engram.reconstruct.published.scheme import PublishedScheme
 from engram.reconstruct.published.settings import KNOWN_SETTINGS, Haim2022, default_settings
 from engram.runs import RunDirectory, read_settings
-from engram.targets.convolutional import ConvNetwork
 from engram.targets.networks import DenseNetwork, Network
 from engram.task import task_named
 
@@ -114,14 +110,9 @@ def _scheme(plan: AttackPlan, view: AttackerView[Network], directory: Path) -> A
         return PublishedScheme(view, plan.settings)
     assert isinstance(plan.settings, EngineSettings)
     recorded = RunDirectory(directory).record.exists()
-    engine = _engine(view, read_settings(directory, EngineSettings) if recorded else plan.settings)
-    return engine if recorded or plan.seconds is None else fit_to_budget(engine, plan.seconds)
-
-
-def _engine(view: AttackerView[Network], settings: EngineSettings) -> EngineIteration[Any]:
-    if isinstance(view.network, ConvNetwork):
-        return ConvEngine(view.narrowed(ConvNetwork), settings)
-    return Engine(view.narrowed(DenseNetwork), settings)
+    settings = read_settings(directory, EngineSettings) if recorded else plan.settings
+    planned = None if recorded else plan.seconds
+    return engine_for(view, settings, planned)
 
 
 def _published(target: Plan, scale: Scale, seed: int) -> AttackPlan:

@@ -43,7 +43,7 @@ class ConvNetwork(Network):
         if not alternate:
             raise ConfigError(
                 f"{self.name} has no fully-connected part of the form 'width relu width': "
-                f"{' '.join(map(str, upper))}; use --recipe buzaglo2023, which reads any layers"
+                f"{' '.join(map(str, upper))}; use `engram reconstruct --recipe buzaglo2023`, which reads them"
             )
         lower = len(self.weights) - (len(upper) + 1) // 2
         return DenseNetwork(self.weights[lower:], self.biases[lower:])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engram.reconstruct.engine.adam import adam, moments
-from engram.reconstruct.engine.metric import neuron_metric
+from engram.reconstruct.engine.metric import inverse_covariances
 from engram.reconstruct.engine.prior import SMOOTHING, total_variation
 from engram.reconstruct.engine.row_space import find_row_space, marchenko_pastur_quantile, noise_level
 
@@ -59,12 +59,13 @@ def test_quantile_equals_a_sampled_spectrum() -> None:
         assert marchenko_pastur_quantile(400, 900, quantile) == pytest.approx(sampled, rel=0.02)
 
 
-def test_metric_equals_inverses_one_by_one() -> None:
+@pytest.mark.parametrize("room", [1, 400, 10**6], ids=["a row at a time", "a few", "all at once"])
+def test_metric_equals_inverses_one_by_one(room: int) -> None:
     generator = torch.Generator().manual_seed(5)
     entering = torch.randn(20, 4, generator=generator, dtype=torch.float64)
     gates = torch.rand(20, 7, generator=generator, dtype=torch.float64)
     duals = torch.rand(20, generator=generator, dtype=torch.float64)
-    found = neuron_metric(entering, gates, duals, 0.01, chunk=3)
+    found = inverse_covariances(entering, gates * duals.square()[:, None], 0.01, room=room)
     for neuron in range(7):
         covariance = np.zeros((4, 4))
         for i in range(20):
@@ -76,7 +77,7 @@ def test_metric_equals_inverses_one_by_one() -> None:
 
 
 def test_metric_of_neurons_that_nobody_uses_is_plain() -> None:
-    found = neuron_metric(torch.ones(3, 2), torch.zeros(3, 4), torch.ones(3), 0.5)
+    found = inverse_covariances(torch.ones(3, 2), torch.zeros(3, 4), 0.5, room=1000)
     torch.testing.assert_close(found, 2 * torch.eye(2).expand(4, 2, 2))
 
 

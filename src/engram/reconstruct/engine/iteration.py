@@ -20,7 +20,8 @@ from engram.loop import Metrics, State, Values
 from engram.reconstruct.candidates import Reconstruction
 from engram.reconstruct.engine.adam import adam, moments
 from engram.reconstruct.engine.consensus import consensus
-from engram.reconstruct.engine.objective import Metric, Objective
+from engram.reconstruct.engine.metric import Metric
+from engram.reconstruct.engine.objective import Objective
 from engram.reconstruct.engine.scales import Scales
 from engram.reconstruct.engine.schedule import LEFT_OUT, PRIOR_GRID, Phase, Schedule, choose_prior, make_schedule
 from engram.reconstruct.engine.settings import EngineSettings
@@ -30,6 +31,8 @@ DUAL_RATE = 0.05
 """Adam's rate as a share of the mean dual."""
 HELD_DUALS = 0.2
 """Share of a start in which the duals of several classes stay as they are."""
+NEARLY_DONE = 0.7
+"""A start that has so much of its steps behind it moves little any more: time that runs out does not lose it."""
 UNJUDGED = torch.finfo(torch.float64).max
 """Stands for the residual of a trial that has not ended."""
 
@@ -131,15 +134,21 @@ class EngineIteration(ABC, Generic[N]):
         return "this should not happen: please report the model's layers as `engram inspect` shows them"
 
     def reconstruction(self, state: State) -> Reconstruction:
-        """The candidates of all finished restarts, merged, scored and sorted; of the running one if none has."""
-        done = self.schedule.finished_restarts(int(state["step"]))
+        """The candidates of all finished restarts, merged, scored and sorted.
+
+        The running one counts if it is nearly done, or if there is no other.
+        """
+        steps = int(state["step"])
+        done = self.schedule.finished_restarts(steps)
         moved, duals = (state[f"pool_{name}"][:done] for name in (self.moved, "duals"))
-        if done == 0:
-            moved, duals = state[self.moved][None], state["duals"][None]
+        if done == 0 or self.schedule.share_of_running(steps) >= NEARLY_DONE:
+            moved = torch.cat([moved, state[self.moved][None]])
+            duals = torch.cat([duals, state["duals"][None]])
         task, starts, duals = self.view.task, len(moved), duals.flatten(0, 1)
         labels = task.sample_labels(state["labels"].repeat(starts), duals)
         sizes, images = task.sample_duals(duals).abs(), self.images(moved.flatten(0, 1))
-        return consensus(Reconstruction(images.cpu(), sizes.cpu(), labels.cpu()), starts)
+        pool = Reconstruction(images.cpu(), sizes.cpu(), labels.cpu())
+        return consensus(pool, starts, self.settings.room)
 
     def _labels(self) -> Tensor:
         return torch.arange(self.scales.candidates) % self.view.task.label_count
@@ -175,6 +184,6 @@ class EngineIteration(ABC, Generic[N]):
         """From stored copies, so that a resumed run has the same one; zero where a trial leaves neurons out."""
         if 0 not in self._metric:
             latents = self.latents(state[f"metric_{self.moved}"])
-            metric = self.objective.metric(latents, state["metric_duals"], state["labels"])
+            metric = self.objective.metric(latents, state["metric_duals"])
             self._metric[0] = metric.without(LEFT_OUT) if phase.is_trial else metric
         return self._metric[0]

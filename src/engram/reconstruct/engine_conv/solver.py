@@ -17,7 +17,8 @@ from torch import Tensor
 
 from engram.loop import State
 from engram.reconstruct.engine.iteration import EngineIteration
-from engram.reconstruct.engine.objective import Metric, Objective
+from engram.reconstruct.engine.metric import Metric
+from engram.reconstruct.engine.objective import Objective
 from engram.reconstruct.engine.prior import total_variation
 from engram.reconstruct.engine.scales import Scales
 from engram.reconstruct.engine_conv.problem import Problem, outside, pose, smooth_noise
