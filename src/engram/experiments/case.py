@@ -68,11 +68,16 @@ def find_case(order: Order, home: Path) -> Finished | None:
     return read_finished(home / "cases" / order.key)
 
 
-def run_case(order: Order, means: Means, home: Path, *, told: Told) -> Finished:
-    """The case from its directory, or computed, going on with what a killed process left."""
+def run_case(order: Order, means: Means, home: Path, *, told: Told, wait: bool = True) -> Finished | None:
+    """The case from its directory, or computed, going on with what a killed process left.
+
+    None without `wait` if another process is computing it.
+    """
     work = home / "work" / order.key
     work.parent.mkdir(parents=True, exist_ok=True)
-    with files.locked(work.with_name(f"{order.key}.lock")):
+    with files.locked(work.with_name(f"{order.key}.lock"), wait=wait) as own:
+        if not own:
+            return None
         if (kept := find_case(order, home)) is not None:
             return kept
         finished = compute(order, means, work, told=told)
