@@ -17,8 +17,9 @@ import torch
 from engram import files
 from engram.errors import CheckpointError, ConfigError
 from engram.experiments.case import Case, Setting, find_case, run_case
-from engram.experiments.computing import Means, Order
+from engram.experiments.computing import Means
 from engram.experiments.records import RECORD_FILE, Finished
+from engram.experiments.scoring import Order
 from engram.reconstruct.engine.settings import EngineSettings
 
 SMOKE = Setting(scale="smoke", means=Means())

@@ -18,9 +18,10 @@ from pathlib import Path
 from engram import files
 from engram.errors import require
 from engram.experiments.attacks import RECIPES, AttackName, plan_attack
-from engram.experiments.computing import Means, Order, compute
+from engram.experiments.computing import Means, compute
 from engram.experiments.progress import Told
 from engram.experiments.records import Finished, read_finished
+from engram.experiments.scoring import Order
 from engram.experiments.zoo import SCALES, Scale, plan
 
 CASE_VERSION = 1  # raise it when a change of the code changes what a case holds

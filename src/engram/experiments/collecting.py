@@ -8,8 +8,8 @@ from pathlib import Path
 
 from engram.experiments.attacks import engine_seconds
 from engram.experiments.case import Case, Setting, find_case, run_case
-from engram.experiments.computing import Order
 from engram.experiments.records import CaseRecord, Finished
+from engram.experiments.scoring import Order
 
 Said = Callable[[str], None]
 """Told a line that a person should read."""

@@ -7,7 +7,8 @@ from pathlib import Path
 from engram import files
 from engram.errors import CheckpointError
 from engram.experiments.catalogue import CATALOGUE
-from engram.experiments.results import Record, beside, chapter, markdown
+from engram.experiments.chapters import Record, chapter
+from engram.experiments.results import beside, markdown
 from engram.experiments.runner import read_records
 from engram.experiments.trends import trends_table
 from engram.report.html.papers import Exhibit, render_papers

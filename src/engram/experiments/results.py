@@ -1,73 +1,13 @@
-"""The papers' numbers beside ours, as Markdown and as a page; made from the JSON of experiments alone."""
+"""docs/results.md: the papers' numbers beside ours, made from the JSON of experiments alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
+from engram.experiments.chapters import Record, accuracy_remark, chapter
 from engram.experiments.experiment import AS_PUBLISHED
-from engram.experiments.records import GOOD, NEAR
 from engram.report.html import Cell, Table
-
-Record = Mapping[str, Any]
-ACCURACY_TOLERANCE = 0.02
-COUNT_HEADS = (
-    "target",
-    "n",
-    "network",
-    "good",
-    "held-out",
-    "from noise",
-    "NCC > 0.8 (held-out)",
-    "top-10 SSIM",
-    "candidates",
-    "training s",
-    "attack s",
-)
-QUALITY_HEADS = (
-    "target",
-    "train loss: paper",
-    "here",
-    "test accuracy: paper",
-    "here",
-    "test loss: paper",
-    "here",
-    "beside the paper",
-)
-CLAIM_HEADS = ("what", "paper", "here", "beside the paper")
-
-
-@dataclass(frozen=True)
-class Chapter:
-    """One experiment as a person reads it."""
-
-    record: Record
-    tables: Sequence[Table]
-    notes: Sequence[str]
-
-    @property
-    def title(self) -> str:
-        return f"{self.record['id']}: {self.record['title']}"
-
-
-def chapter(record: Record) -> Chapter:
-    """Tables and notes of one record."""
-    if record["failed"] is not None:
-        return Chapter(record, (), (f"Failed: {record['failed']}",))
-    rows = record["rows"]
-    tables = [Table(COUNT_HEADS, [_count_cells(row) for row in rows], "Images that came back, beside their nulls")]
-    published = [row for row in rows if any(value is not None for value in row["published"].values())]
-    if published:
-        cells = [_quality_cells(row) for row in published]
-        tables.append(Table(QUALITY_HEADS, cells, "The targets: paper and here"))
-    if record["claims"]:
-        cells = [[claim[name] for name in ("what", "paper", "here", "beside")] for claim in record["claims"]]
-        tables.append(Table(CLAIM_HEADS, cells, "What the paper says"))
-    cuts = [f"{cut}." for cut in record["cuts"]]
-    cuts += [f"{row['preset']}: {'; '.join(row['cuts'])}." for row in rows if row["cuts"]]
-    return Chapter(record, tables, cuts)
 
 
 def markdown(records: Sequence[Record], trends: Table | None) -> str:
@@ -76,7 +16,7 @@ def markdown(records: Sequence[Record], trends: Table | None) -> str:
     if trends is not None:
         parts += ["## Published trends", _markdown_table(trends)]
     for one in map(chapter, records):
-        parts += [f"## {one.title}", f"`{one.record['command']}`, commit {one.record['commit'] or 'unknown'}"]
+        parts += [f"## {one.title}", f"`{one.record['command']}`, commit {', '.join(_commits(one.record))}"]
         parts += [_markdown_table(table) for table in one.tables]
         if one.notes:
             parts.append(_bullets(one.notes))
@@ -88,9 +28,10 @@ def beside(records: Sequence[Record]) -> list[str]:
     remarks: dict[str, str] = {}  # cases are shared, so each is said once
     for record in records:
         for row in record.get("rows", ()):
-            remark = _quality_cells(row)[-1]
+            published, here = row["published"]["accuracy"], row["training"]["test_accuracy"]
+            remark = accuracy_remark(published, here, row["cuts"])
             if remark is not None:
-                remarks[f"{row['preset']}, test accuracy"] = str(remark)
+                remarks[f"{row['preset']}, test accuracy"] = remark
         for claim in record.get("claims", ()):
             said = f"{claim['beside']}; the paper: {claim['paper']}; here: {claim['here']}"
             remarks[f"{record['id']}, {claim['what']}"] = (
@@ -123,60 +64,13 @@ def _preamble(records: Sequence[Record]) -> str:
     return " ".join(lines)
 
 
-def _count_cells(row: Record) -> list[Cell]:
-    counts = row["counts"]
-    good, alike = counts[GOOD if GOOD in counts else NEAR], counts.get("ncc>0.8")
-    seconds = f"{row['attack_seconds']:.0f}" + (" or more" if row["resumed"] else "")
-    return [
-        f"{row['preset']} ({row['attack']})",
-        row["n"],
-        row["network"],
-        good["train"],
-        good["held_out"],
-        good["noise"],
-        None if alike is None else f"{alike['train']} ({alike['held_out']})",
-        row["top10"] if GOOD in counts else None,
-        row["candidates"],
-        round(row["training"]["seconds"]),
-        seconds,
-    ]
-
-
-def _quality_cells(row: Record) -> list[Cell]:
-    paper, here = row["published"], row["training"]
-    return [
-        row["preset"],
-        paper["loss"],
-        here["loss"],
-        _percent(paper["accuracy"]),
-        _percent(here["test_accuracy"]),
-        paper["test_loss"],
-        here["test_loss"],
-        _remark(paper["accuracy"], here["test_accuracy"], row["cuts"]),
-    ]
-
-
-def _remark(paper: float | None, here: float | None, cuts: Sequence[str]) -> str | None:
-    """How the test accuracy compares, and where it falls short what was cut.
-
-    >>> _remark(0.78, 0.775, []), _remark(0.78, 0.81, []), _remark(0.78, 0.70, ["fewer epochs"])
-    ('as published', '3.0 points above', '8.0 points short; cut: fewer epochs')
-    """
-    if paper is None or here is None:
-        return None
-    if abs(here - paper) <= ACCURACY_TOLERANCE:
-        return AS_PUBLISHED
-    if here > paper:
-        return f"{100 * (here - paper):.1f} points above"
-    return f"{100 * (paper - here):.1f} points short" + (f"; cut: {'; '.join(cuts)}" if cuts else "")
+def _commits(record: Record) -> list[str]:
+    """Of the code that computed the cases, which may have been drawn again since."""
+    return sorted({row["commit"] or "unknown" for row in record.get("rows", [record])})
 
 
 def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
-
-
-def _percent(share: float | None) -> str | None:
-    return None if share is None else f"{100 * share:.1f} %"
 
 
 def _markdown_table(table: Table) -> str:
