@@ -139,8 +139,8 @@ def reconstruct(
             observers=[progress],
         )
     typer.echo(f"{len(found)} candidates from {view.network.name}: {solution.message}, {solution.seconds:.0f} s")
-    if found.scores is not None and bool(found.scores.isfinite().any()):
-        sure, likely = (int((found.scores > level).sum()) for level in (0.9, 0.5))
+    if found.has_confidence:
+        sure, likely = (found.count_above(level) for level in (0.9, 0.5))
         typer.echo(f"judged without any data: {sure} of them show a training image at 90 %, {likely} at 50 %")
     typer.echo(f"wrote {out}; compare with your data: engram score {out} --data ... -n ...")
 
