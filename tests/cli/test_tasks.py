@@ -101,7 +101,7 @@ def test_resumed_with_other_settings_is_refused_and_with_the_same_goes_on(
     done = json.loads((cut / "run.json").read_text())["outcome"]["steps"]
     assert 0 < done < 3000
     error = engram(*attack, "--task", "multiclass:pairs", "-o", cut, "--resume", expect=1)
-    assert "belongs to a run with other settings" in error
+    assert "--task is multiclass:pairs here, but multiclass in the run" in error
     engram(*attack, "-o", cut, "--resume")
     engram(*attack, "-o", whole)
     expected, resumed = (load_file(run / "reconstruction.safetensors") for run in (whole, cut))

@@ -24,6 +24,7 @@ from engram.cli.options import (
     parse_seconds,
     share_bar,
 )
+from engram.cli.resumed import remember, remembered, same_model
 from engram.cli.target import attacker_view, opened
 
 if TYPE_CHECKING:
@@ -38,7 +39,22 @@ EXAMPLES = (
 )
 
 
+DATA_OPTIONS = (
+    "data",
+    "n",
+    "labels",
+    "classes",
+    "data_seed",
+    "with_data",
+    "held_out",
+    "held_out_n",
+    "mean",
+    "data_root",
+)
+
+
 def audit(
+    context: typer.Context,
     model: Annotated[
         Path, typer.Argument(help="A directory of `engram train`, or a .pt, .pth, .pt2 or .safetensors file.")
     ],
@@ -101,27 +117,19 @@ def audit(
     from engram.auditing.run import run_audit
     from engram.auditing.scheme import choose_scheme
     from engram.cli.audit_data import chosen_data
+    from engram.runs import RunDirectory
 
-    target = opened(model, arch, input_shape)
-    view = attacker_view(target, model, input_shape, task)
-    inversion = inversion_settings(baselines, images)
-    compared = chosen_data(
-        target,
-        view,
-        data=data,
-        n=n,
-        labels=labels,
-        classes=classes,
-        seed=data_seed,
-        with_data=with_data,
-        held_out=held_out,
-        held_out_n=held_out_n,
-        mean=mean,
-        root=data_root,
-    )
+    given = remembered(context, out, resume=resume)
+    target = opened(model, given["arch"], given["input_shape"])
+    view = attacker_view(target, model, given["input_shape"], given["task"])
+    if resume and RunDirectory(out).record.exists():
+        same_model(out, view, model)
+    inversion = inversion_settings(given["baselines"], given["images"])
+    compared = chosen_data(target, view, **{name: given[name] for name in DATA_OPTIONS})
     view = replace(view, network=view.network.to(device=check_device(device)))
     seconds = None if budget is None else parse_seconds(budget)
     scheme = choose_scheme(view, seconds=seconds, resumed=out if resume else None)
+    remember(given, out, resume=resume)
     with share_bar("attacking", *([] if inversion is None else ["inverting"])) as told:
         record = run_audit(
             scheme,

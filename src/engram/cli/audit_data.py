@@ -26,12 +26,12 @@ def chosen_data(
     n: int | None,
     labels: str | None,
     classes: int | None,
-    seed: int | None,
+    data_seed: int | None,
     with_data: bool,
     held_out: str | None,
     held_out_n: int | None,
     mean: str,
-    root: Path | None,
+    data_root: Path | None,
 ) -> AuditData | None:
     """Training records and their control, or None for the blind mode; options that do nothing are refused."""
     import torch
@@ -44,18 +44,24 @@ def chosen_data(
     if with_data and data is not None:
         raise ConfigError("--with-data takes the data from the model's card; leave --data out")
     if data is None and not with_data:
-        given = {"-n": n, "--labels": labels, "--classes": classes, "--data-seed": seed, "--held-out": held_out}
+        given = {
+            "-n": n,
+            "--labels": labels,
+            "--classes": classes,
+            "--data-seed": data_seed,
+            "--held-out": held_out,
+        }
         given |= {"--held-out-n": held_out_n, "--mean": None if mean == "train" else mean}
         if stray := [name for name, value in given.items() if value is not None]:
             raise ConfigError(f"{', '.join(stray)} goes with --data; give --data NAME -n NUMBER too")
         return None
     if data is not None:
-        choice = named_data(data, n, labels, seed, classes=classes, own_classes=own_classes(view.task.name))
+        choice = named_data(data, n, labels, data_seed, classes=classes, own_classes=own_classes(view.task.name))
     elif target.card is None:
         raise ConfigError("--with-data needs a directory of `engram train`; else say --data NAME -n NUMBER")
     else:
         choice = target.card.data
-    train, control = _loaded(choice, held_out, held_out_n, root)
+    train, control = _loaded(choice, held_out, held_out_n, data_root)
     return audit_data(view, train, control, torch.zeros(view.input_shape) if mean == "zero" else None)
 
 

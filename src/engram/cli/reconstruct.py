@@ -21,6 +21,7 @@ from engram.cli.options import (
     progress_bar,
 )
 from engram.cli.published import published_scheme
+from engram.cli.resumed import same_model, view_options
 from engram.cli.target import attacker_view, opened
 
 EXAMPLES = (
@@ -40,12 +41,13 @@ def reconstruct(
     arch: Arch = None,
     task: TaskName = None,
     recipe: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--recipe",
-            help="engine, or the published schemes, unchanged: haim2022 (binary), buzaglo2023 (all tasks).",
+            help="engine (the default), or the published schemes, unchanged: haim2022 (binary), buzaglo2023 (all "
+            "tasks).",
         ),
-    ] = "engine",
+    ] = None,
     candidates: Annotated[
         int | None, typer.Option("--candidates", "-m", help="How many; the engine derives it from the weights.")
     ] = None,
@@ -109,8 +111,13 @@ def reconstruct(
 
     from engram.errors import ConfigError
     from engram.pipeline import attack
-    from engram.runs import RunDirectory, check_recipe
+    from engram.runs import RunDirectory, recorded_recipe
 
+    resumed = out if resume and RunDirectory(out).record.exists() else None
+    if resumed is not None:
+        recipe = recorded_recipe(resumed, recipe)
+        input_shape, arch, task = view_options(resumed, model, input_shape, arch, task)
+    recipe = recipe or "engine"
     common = {"candidates": candidates, "steps": steps, "seed": seed, "dtype": dtype}
     bound = None if memory is None else parse_bytes(memory)
     engine = {"restarts": restarts, "prior": _prior(prior), "memory": bound}
@@ -132,13 +139,12 @@ def reconstruct(
     view = attacker_view(target, model, input_shape, task)
     view = replace(view, network=view.network.to(device=check_device(device)))
     seconds = None if budget is None else parse_seconds(budget)
-    resumed = out if resume and RunDirectory(out).record.exists() else None
     if resumed is not None:
-        check_recipe(resumed, recipe)
+        same_model(resumed, view, model)
     if recipe == "engine":
         scheme = engine_scheme(view, common | engine, seconds, resumed)
     else:
-        scheme = published_scheme(view, recipe, common | published)
+        scheme = published_scheme(view, recipe, common | published, resumed)
     with progress_bar("reconstructing", scheme.total_steps) as progress:
         found, solution = attack(
             scheme,
@@ -150,8 +156,8 @@ def reconstruct(
             observers=[progress],
         )
     typer.echo(f"{len(found)} candidates from {view.network.name}: {solution.message}, {solution.seconds:.0f} s")
-    if found.scores is not None and bool(found.scores.isfinite().any()):
-        sure, likely = (int((found.scores > level).sum()) for level in (0.9, 0.5))
+    if found.has_confidence:
+        sure, likely = (found.count_above(level) for level in (0.9, 0.5))
         typer.echo(f"judged without any data: {sure} of them show a training image at 90 %, {likely} at 50 %")
     typer.echo(f"wrote {out}; compare with your data: engram score {out} --data ... -n ...")
 

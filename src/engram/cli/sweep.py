@@ -11,10 +11,11 @@ from engram.cli.options import DataName, DataRoot, Device, InputShape, Labels, T
 
 EXAMPLES = (
     "Examples: engram sweep runs/gate --trials 100 --jobs 2 --set steps=3000 --set candidates=100 -o runs/sweep; "
+    "engram sweep runs/gate --with-data --space engine --trials 8 -o runs/starts; "
     "engram sweep model.pt --input-shape 3x32x32 --space engine --trials 16 -o runs/sweep; "
     "engram sweep --targets models/* --space engine --trials 4 -o runs/fleet; engram sweep --list runs/sweep"
 )
-WHERE, ORACLE, WATCH = "Where trials run", "Oracle: uses the training data", "Watching"
+WHERE, DATA, WATCH = "Where trials run", "With the training data", "Watching"
 
 
 def sweep(
@@ -88,7 +89,19 @@ def sweep(
     device: Device = "cpu",
     oracle: Annotated[
         bool,
-        typer.Option("--oracle", help="Count good images instead; no attacker could.", rich_help_panel=ORACLE),
+        typer.Option(
+            "--oracle",
+            help="Judge trials by good images, counted with data; no attacker could.",
+            rich_help_panel=DATA,
+        ),
+    ] = False,
+    with_data: Annotated[
+        bool,
+        typer.Option(
+            "--with-data",
+            help="Score the pooled result with the data of the model's card; --data names others.",
+            rich_help_panel=DATA,
+        ),
     ] = False,
     data: DataName = None,
     n: Annotated[int | None, typer.Option("-n", min=1, help="Number of training images.")] = None,
@@ -122,7 +135,7 @@ def sweep(
     from engram.cli.sweep_open import DataOptions, Opening, Trackers
     from engram.cli.sweep_run import run_fleet, run_one
 
-    choice = DataOptions(oracle, data, n, labels, data_root, data_seed)
+    choice = DataOptions(oracle, with_data, data, n, labels, data_root, data_seed)
     opening = Opening(spec, input_shape, task, choice, storage, device, resume)
     trackers = Trackers(tensorboard, wandb)
     executor = chosen_executor(jobs, ray, cpus, gpus, device)

@@ -6,19 +6,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from engram.cli.options import named_data
 from engram.cli.target import attacker_view
+from engram.data.sampling import Split
 from engram.errors import ConfigError
 from engram.files import write_bytes
 from engram.observers import TensorBoard, WeightsAndBiases
+from engram.report.html import render
 from engram.report.sweep import sweep_figure
 from engram.sweep.ledger import Row
 from engram.sweep.oracle import Oracle
-from engram.sweep.record import conclude
+from engram.sweep.page import sweep_page
+from engram.sweep.record import Conclusion, conclude
 from engram.sweep.spec import SweepSpec
 from engram.sweep.sweep import OnRow, Sweep
 from engram.targets.checkpoint import Target, open_target
@@ -27,9 +30,10 @@ from engram.targets.networks import DenseNetwork, Network
 
 @dataclass(frozen=True)
 class DataOptions:
-    """What --oracle counts with: the options, else the model's card."""
+    """The training data, by the options or by the model's card: to score the result, and for --oracle."""
 
     oracle: bool
+    with_data: bool
     name: str | None
     n: int | None
     labels: str | None
@@ -37,25 +41,21 @@ class DataOptions:
     seed: int | None
 
     def __post_init__(self) -> None:
-        if self.name is not None and not self.oracle:
-            raise ConfigError("--data does nothing without --oracle; leave it out, or score the sweep afterwards")
-        if self.name is not None and self.n is None:
-            raise ConfigError("--data needs -n, the number of training images, e.g. -n 500")
+        described = {"-n": self.n, "--labels": self.labels, "--data-seed": self.seed}
+        if self.name is None and (stray := [name for name, value in described.items() if value is not None]):
+            raise ConfigError(f"{', '.join(stray)} goes with --data; give --data NAME -n NUMBER too")
+        if self.name is not None and self.with_data:
+            raise ConfigError("--with-data takes the data from the model's card; leave --data out")
 
-    def for_model(self, target: Target[Network]) -> Oracle | None:
-        if not self.oracle:
+    def for_model(self, target: Target[Network]) -> Split | None:
+        if self.name is not None:
+            return named_data(self.name, self.n, self.labels, self.seed).load(self.root)
+        if not self.oracle and not self.with_data:
             return None
-        from engram.data.catalog import default_labels
-        from engram.data.choice import DataChoice
-
-        if self.name is not None and self.n is not None:
-            labels = self.labels or default_labels(self.name)
-            choice = DataChoice(name=self.name, labels=labels, n=self.n, seed=self.seed)
-        elif target.card is not None:
-            choice = target.card.data
-        else:
-            raise ConfigError("--oracle needs the training data: --data NAME -n NUMBER [--labels MAP]")
-        return Oracle(choice.load(self.root))
+        if target.card is None:
+            asked = "--oracle" if self.oracle else "--with-data"
+            raise ConfigError(f"{asked} needs the training data: --data NAME -n NUMBER [--labels MAP]")
+        return target.card.data.load(self.root)
 
 
 @dataclass(frozen=True)
@@ -70,18 +70,27 @@ class Opening:
     device: str
     resume: bool
 
-    def opened(self, model: Path, directory: Path) -> Sweep:
+    def opened(self, model: Path, directory: Path) -> tuple[Sweep, Split | None]:
+        """The sweep of a model, and the data to score its result with."""
         target = open_target(model)
-        return Sweep(
-            view=attacker_view(target, model, self.input_shape, self.task).narrowed(DenseNetwork),
+        view = attacker_view(target, model, self.input_shape, self.task).narrowed(DenseNetwork)
+        data = self.data.for_model(target)
+        if data is not None and data.train.shape != view.input_shape:
+            raise ConfigError(
+                f"the data have shape {data.train.shape}, the model's inputs {view.input_shape}; "
+                "name the data that it was trained on"
+            )
+        sweep = Sweep(
+            view=view,
             spec=self.spec,
             directory=directory,
             model=str(model),
             storage=self.storage,
             device=self.device,
-            oracle=self.data.for_model(target),
+            oracle=Oracle(data) if self.data.oracle and data is not None else None,
             resume=self.resume,
         )
+        return sweep, data
 
 
 @dataclass(frozen=True)
@@ -119,12 +128,14 @@ class Trackers:
                 observer.close()
 
 
-def concluded(sweep: Sweep) -> dict[str, Any]:
-    """Pool, write everything, draw; with a bar."""
+def concluded(sweep: Sweep, data: Split | None) -> Conclusion:
+    """Pool, score, write everything, draw; with a bar."""
     with _bar("pooling", 0) as update:
-        summary = conclude(sweep, progress=lambda done, total: update(completed=done, total=total))
-    write_bytes(sweep.directory / "sweep.png", sweep_figure(summary))
-    return summary
+        conclusion = conclude(sweep, data, progress=lambda done, total: update(completed=done, total=total))
+    write_bytes(sweep.directory / "sweep.png", sweep_figure(conclusion.summary))
+    page = sweep_page(conclusion, None if data is None else data.train)
+    write_bytes(sweep.directory / "sweep.html", render(page).encode())
+    return conclusion
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from engram.cli.options import Classes, DataName, DataRoot, Device, Labels, Resume, SnapshotEvery, TaskName
+from engram.cli.resumed import remember, remembered
 from engram.cli.training import list_presets, make, plan_by_options, refuse_beside_preset
 
 EXAMPLES = (
@@ -111,21 +112,23 @@ def train(
         return
     if out is None:
         raise ConfigError("there is no directory to write to; give one with -o, e.g. -o runs/target")
-    if preset is not None:
+    options = remembered(context, out, resume=resume)
+    if options["preset"] is not None:
         from engram.experiments.zoo import plan as preset_plan
 
         refuse_beside_preset(context)
-        plan = preset_plan(preset, scale or "cpu", seed=seed)  # type: ignore[arg-type]  # validated there
-    elif scale is not None:
-        raise ConfigError(f"--scale {scale} goes with --preset; see the presets with --list")
+        plan = preset_plan(options["preset"], options["scale"] or "cpu", seed=options["seed"])
+    elif options["scale"] is not None:
+        raise ConfigError(f"--scale {options['scale']} goes with --preset; see the presets with --list")
     else:
-        plan = plan_by_options(**context.params)
+        plan = plan_by_options(**options)
+    remember(options, out, resume=resume)
     make(
         plan,
         out=out,
-        data_root=data_root,
+        data_root=options["data_root"],
         device=device,
         resume=resume,
         snapshot_every=snapshot_every,
-        cached=preset is not None if cache is None else cache,
+        cached=options["preset"] is not None if cache is None else cache,
     )
