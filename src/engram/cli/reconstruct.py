@@ -102,6 +102,14 @@ def reconstruct(
             "--range-weight", help="Weight of |x| <= 1; 0 for vectors of any range.", rich_help_panel=PUBLISHED
         ),
     ] = None,
+    margin_weight: Annotated[
+        float | None,
+        typer.Option(
+            "--margin-weight",
+            help="Weight of one common margin for all candidates in use, which the papers leave out.",
+            rich_help_panel=PUBLISHED,
+        ),
+    ] = None,
     device: Device = "cpu",
     resume: Resume = False,
     snapshot_every: SnapshotEvery = 20.0,
@@ -129,6 +137,7 @@ def reconstruct(
         "dual_floor": dual_floor,
         "relu_slope": relu_slope,
         "range_weight": range_weight,
+        "margin_weight": margin_weight,
     }
     if recipe not in ("engine", "haim2022", "buzaglo2023"):
         raise ConfigError(f"--recipe must be engine, haim2022 or buzaglo2023, got {recipe!r}")
