@@ -80,7 +80,7 @@ class Network(ABC):
         digest = hashlib.sha256(self._beyond_weights())
         for name, value in self.params.items():
             digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().numpy().ravel())
+            digest.update(value.detach().cpu().contiguous().numpy().ravel().data)
         return digest.hexdigest()
 
     @property
