@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import growth
-from benchmarks.growth_case import timed
+from benchmarks.growth_price import timed
 
 from engram import files
 

@@ -13,7 +13,7 @@ from engram.targets.gram import GramDescent
 from engram.targets.minibatch import BatchDescent
 from engram.targets.networks import DenseNetwork
 from engram.targets.spec import BiasPolicy
-from engram.targets.train import _descent
+from engram.targets.train import make_descent
 from engram.task import Binary, Task
 from tests import cases
 
@@ -66,7 +66,7 @@ def test_training_takes_the_form_that_is_cheapest() -> None:
     inputs, labels = cases.points(10, 15)
     dense = cases.network(15, 8, 1)
     kinds = {
-        (rows, batch): type(_descent(dense, Binary(), Recipe(batch=batch), inputs.repeat(rows, 1), labels))
+        (rows, batch): type(make_descent(dense, Binary(), Recipe(batch=batch), inputs.repeat(rows, 1), labels))
         for rows in (1, 2)
         for batch in (None, 4)
     }

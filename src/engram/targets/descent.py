@@ -124,7 +124,7 @@ class GradientDescent(Generic[N]):
     def step(self, state: State) -> Metrics:
         losses, hits = [], []
         for batch in self._batches(state):
-            loss, correct = self._descend(state, batch)
+            loss, correct = self.descend(state, batch)
             losses.append(loss * len(correct))
             hits.append(correct)
             if self.recipe.gradient_threshold is not None:
@@ -193,7 +193,7 @@ class GradientDescent(Generic[N]):
         state["_shuffle"] = generator.get_state()
         return list(torch.split(order, self.recipe.batch))
 
-    def _descend(self, state: State, batch: Tensor | slice) -> tuple[Tensor, Tensor]:
+    def descend(self, state: State, batch: Tensor | slice) -> tuple[Tensor, Tensor]:
         """One step in place; the loss before it, and who was right [b]."""
         slope = self.slope(state, batch)
         rate = self._rate(slope.loss)

@@ -46,7 +46,7 @@ def backward(network: DenseNetwork, inputs: Tensor, loss: Callable[[Tensor], Ten
     return Backward(value.detach(), logits.detach(), entering, list(signals))
 
 
-def descend(network: DenseNetwork, done: Backward, rate: float, weight_decay: float) -> None:
+def move(network: DenseNetwork, done: Backward, rate: float, weight_decay: float) -> None:
     """The step, in place."""
     kept = 1 - rate * weight_decay
     layers = zip(network.weights, network.biases, done.entering, done.signals, strict=True)
@@ -60,8 +60,8 @@ def descend(network: DenseNetwork, done: Backward, rate: float, weight_decay: fl
 class BatchDescent(GradientDescent[DenseNetwork]):
     """`GradientDescent` by mini-batches."""
 
-    def _descend(self, state: State, batch: Tensor | slice) -> tuple[Tensor, Tensor]:
+    def descend(self, state: State, batch: Tensor | slice) -> tuple[Tensor, Tensor]:
         labels, network = self.labels[batch], self.network(state)
         done = backward(network, self.inputs[batch], lambda logits: self.task.loss(logits, labels))
-        descend(network, done, float(self._rate(done.loss)), self.recipe.weight_decay)
+        move(network, done, float(self._rate(done.loss)), self.recipe.weight_decay)
         return done.loss, self.task.correct(done.logits, labels)

@@ -68,14 +68,14 @@ def train(
     generator = torch.Generator().manual_seed(recipe.seed)
     start = spec.initialise(generator, recipe.torch_dtype).to(device=device)
     flat = inputs.flatten(1).to(device=device, dtype=recipe.torch_dtype)
-    descent = _descent(start, task, recipe, flat, labels.to(device))
+    descent = make_descent(start, task, recipe, flat, labels.to(device))
     iteration = descent if recipe.flow is None else FlowDescent(descent, recipe.flow)
     budget = Budget(steps=recipe.epochs)
     solution = run(iteration, budget, snapshots=snapshots, resume=resume, observers=observers)
     return descent.network(solution.state), solution
 
 
-def _descent(start: N, task: Task, recipe: Recipe, inputs: Tensor, labels: Tensor) -> GradientDescent[N]:
+def make_descent(start: N, task: Task, recipe: Recipe, inputs: Tensor, labels: Tensor) -> GradientDescent[N]:
     """The Gram form costs n² where plain descent costs n d, and is the same trajectory; it needs a dense layer."""
     if not isinstance(start, DenseNetwork) or (recipe.batch is None and len(inputs) >= inputs.shape[1]):
         return GradientDescent(start, task, recipe, inputs, labels)
