@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from engram.cli.options import progress_bar
+from engram.cli.bars import progress_bar
 
 EXAMPLES = "Example: engram reproduce haim/fig2 -o runs/fig2"
 
