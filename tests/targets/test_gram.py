@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from engram.loop import Budget, run
-from engram.targets.descent import GradientDescent, Recipe
+from engram.targets.descent import GradientDescent
 from engram.targets.gram import GramDescent
+from engram.targets.recipe import Recipe
 from engram.targets.spec import BiasPolicy
 from engram.task import Binary, Task
 from tests import cases

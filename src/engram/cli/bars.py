@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from engram.inspection.progress import Progress as Parts
     from engram.loop import Observer, Values
-    from engram.targets.descent import Recipe
+    from engram.targets.recipe import Recipe
 
 
 class ShowShare(Protocol):

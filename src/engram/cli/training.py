@@ -13,7 +13,7 @@ from engram.cli.options import check_device, parse_widths
 
 if TYPE_CHECKING:
     from engram.experiments.zoo import Plan
-    from engram.targets.descent import Flow
+    from engram.targets.recipe import Flow
     from engram.targets.spec import ConvSpec, MLPSpec
 
 # what goes with --preset; all else is the preset's own
@@ -60,7 +60,7 @@ def plan_by_options(**options: Any) -> Plan:
     """The plan that the options describe."""
     from engram.errors import ConfigError
     from engram.experiments.zoo import Plan
-    from engram.targets.descent import Recipe
+    from engram.targets.recipe import Recipe
     from engram.task import task_named
 
     if options["data"] is None:
@@ -143,7 +143,7 @@ def _network(options: dict[str, Any], shape: tuple[int, ...], outputs: int) -> M
 
 def _flow(options: dict[str, Any]) -> Flow | None:
     from engram.errors import ConfigError
-    from engram.targets.descent import Flow
+    from engram.targets.recipe import Flow
 
     given = {name: options[f"flow_{name}"] for name in ("below", "tolerance")}
     given = {name: value for name, value in given.items() if value is not None}
