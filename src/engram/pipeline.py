@@ -31,8 +31,8 @@ from engram.runs import MetricsLog, RunDirectory, require_free, versions
 from engram.targets.cache import TargetCache, content_key
 from engram.targets.checkpoint import Card, Target, save_target
 from engram.targets.convolutional import ConvNetwork
-from engram.targets.descent import Recipe
 from engram.targets.networks import N, Network
+from engram.targets.recipe import Recipe
 from engram.targets.spec import ConvSpec, MLPSpec, Spec
 from engram.targets.train import Quality, measure, require_classes, train
 from engram.task import Task

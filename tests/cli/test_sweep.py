@@ -105,7 +105,7 @@ def test_a_fleet_is_one_table_with_a_row_for_what_failed(target: Path, tmp_path:
         (("--gpus-per-trial", "1"), "do nothing without --ray"),
         (("--ray", "auto"), "--jobs does nothing with --ray"),
         (("-n", "10"), "-n goes with --data"),
-        (("--with-data", "--data", "faces", "-n", "10"), "leave --data out"),
+        (("--with-data", "--data", "faces", "-n", "10"), "leave --data, -n out"),
         (("--data", "circle", "-n", "10"), "the data have shape (2,), the model's inputs (1, 25, 25)"),
         (("--oracle", "--data", "faces"), "--data needs -n"),
         (("TARGET",), "got 2 models; give one, or --targets"),

@@ -200,4 +200,4 @@ def test_a_floor_for_duals_of_either_sign_is_refused(tmp_path: Path) -> None:
 def test_describing_data_without_naming_it_is_refused(three_classes: Path, tmp_path: Path) -> None:
     engram("reconstruct", three_classes, *SHORT, "-m", 3, "-o", tmp_path / "run")
     error = engram("score", tmp_path / "run", "--classes", 3, expect=1)
-    assert "--classes goes with --data; give both, or neither" in error
+    assert "--classes goes with --data; give --data NAME -n NUMBER too" in error

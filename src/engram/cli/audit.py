@@ -9,20 +9,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engram.cli.bars import share_bar
 from engram.cli.options import (
     Arch,
     Classes,
     DataName,
     DataRoot,
+    DataSeed,
     Device,
     InputShape,
     Labels,
+    Model,
+    Number,
     Resume,
     SnapshotEvery,
     TaskName,
+    Time,
+    WithData,
     check_device,
     parse_seconds,
-    share_bar,
 )
 from engram.cli.resumed import remember, remembered, same_model
 from engram.cli.target import attacker_view, opened
@@ -55,24 +60,18 @@ DATA_OPTIONS = (
 
 def audit(
     context: typer.Context,
-    model: Annotated[
-        Path, typer.Argument(help="A directory of `engram train`, or a .pt, .pth, .pt2 or .safetensors file.")
-    ],
+    model: Model,
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory for the report and the run's files.")],
     input_shape: InputShape = None,
     arch: Arch = None,
     task: TaskName = None,
     data: DataName = None,
-    n: Annotated[int | None, typer.Option("-n", min=1, help="Number of training images.")] = None,
+    n: Number = None,
     labels: Labels = None,
     classes: Classes = None,
     data_root: DataRoot = None,
-    data_seed: Annotated[
-        int | None, typer.Option("--data-seed", help="As in training; else the first of each class.")
-    ] = None,
-    with_data: Annotated[
-        bool, typer.Option("--with-data", help="Take the data from the card of a model that engram trained.")
-    ] = False,
+    data_seed: DataSeed = None,
+    with_data: WithData = False,
     held_out: Annotated[
         str | None,
         typer.Option(
@@ -89,7 +88,7 @@ def audit(
         str,
         typer.Option("--mean", help="What the model's inputs are lessened by: train (the training mean) or zero."),
     ] = "train",
-    budget: Annotated[str | None, typer.Option("--budget", help="Time for the attack: 30s, 5m, 1h.")] = None,
+    budget: Time = None,
     baselines: Annotated[
         str,
         typer.Option("--baselines", help="Model inversion and weights beside the attack: none, quick or full."),

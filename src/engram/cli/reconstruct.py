@@ -7,18 +7,20 @@ from typing import Annotated
 
 import typer
 
+from engram.cli.bars import progress_bar
 from engram.cli.engine import engine_scheme
 from engram.cli.options import (
     Arch,
     Device,
     InputShape,
+    Model,
     Resume,
     SnapshotEvery,
     TaskName,
+    Time,
     check_device,
     parse_bytes,
     parse_seconds,
-    progress_bar,
 )
 from engram.cli.published import published_scheme
 from engram.cli.resumed import same_model, view_options
@@ -33,9 +35,7 @@ ENGINE, PUBLISHED = "engine only", "haim2022 and buzaglo2023 only"
 
 
 def reconstruct(
-    model: Annotated[
-        Path, typer.Argument(help="A directory of `engram train`, or a .pt, .pth, .pt2 or .safetensors file.")
-    ],
+    model: Model,
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory of the run.")],
     input_shape: InputShape = None,
     arch: Arch = None,
@@ -52,7 +52,7 @@ def reconstruct(
         int | None, typer.Option("--candidates", "-m", help="How many; the engine derives it from the weights.")
     ] = None,
     steps: Annotated[int | None, typer.Option("--steps", help="Steps (engine: of each restart).")] = None,
-    budget: Annotated[str | None, typer.Option("--budget", help="Time at the most: 30s, 5m, 1h.")] = None,
+    budget: Time = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of the start.")] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="float32 or float64 (the papers').")] = None,
     restarts: Annotated[

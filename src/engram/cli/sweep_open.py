@@ -1,4 +1,4 @@
-"""What `engram sweep` needs before and around the trials: models, data for the oracle, observers, bars."""
+"""What `engram sweep` needs before and around the trials: models, data, observers, bars."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from engram.cli.options import named_data
+from engram.cli.asked_data import AskedData, card_data
+from engram.cli.bars import count_bar
 from engram.cli.target import attacker_view
 from engram.data.sampling import Split
 from engram.errors import ConfigError
@@ -24,38 +22,8 @@ from engram.sweep.page import sweep_page
 from engram.sweep.record import Conclusion, conclude
 from engram.sweep.spec import SweepSpec
 from engram.sweep.sweep import OnRow, Sweep
-from engram.targets.checkpoint import Target, open_target
-from engram.targets.networks import DenseNetwork, Network
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """The training data, by the options or by the model's card: to score the result, and for --oracle."""
-
-    oracle: bool
-    with_data: bool
-    name: str | None
-    n: int | None
-    labels: str | None
-    root: Path | None
-    seed: int | None
-
-    def __post_init__(self) -> None:
-        described = {"-n": self.n, "--labels": self.labels, "--data-seed": self.seed}
-        if self.name is None and (stray := [name for name, value in described.items() if value is not None]):
-            raise ConfigError(f"{', '.join(stray)} goes with --data; give --data NAME -n NUMBER too")
-        if self.name is not None and self.with_data:
-            raise ConfigError("--with-data takes the data from the model's card; leave --data out")
-
-    def for_model(self, target: Target[Network]) -> Split | None:
-        if self.name is not None:
-            return named_data(self.name, self.n, self.labels, self.seed).load(self.root)
-        if not self.oracle and not self.with_data:
-            return None
-        if target.card is None:
-            asked = "--oracle" if self.oracle else "--with-data"
-            raise ConfigError(f"{asked} needs the training data: --data NAME -n NUMBER [--labels MAP]")
-        return target.card.data.load(self.root)
+from engram.targets.checkpoint import open_target
+from engram.targets.networks import DenseNetwork
 
 
 @dataclass(frozen=True)
@@ -65,7 +33,9 @@ class Opening:
     spec: SweepSpec
     input_shape: str | None
     task: str | None
-    data: DataOptions
+    data: AskedData
+    data_root: Path | None
+    oracle: bool
     storage: str | None
     device: str
     resume: bool
@@ -74,7 +44,10 @@ class Opening:
         """The sweep of a model, and the data to score its result with."""
         target = open_target(model)
         view = attacker_view(target, model, self.input_shape, self.task).narrowed(DenseNetwork)
-        data = self.data.for_model(target)
+        choice = self.data.choice(target.card, view.task.name)
+        if choice is None and self.oracle:
+            choice = card_data(target.card, "--oracle")
+        data = None if choice is None else choice.load(self.data_root)
         if data is not None and data.train.shape != view.input_shape:
             raise ConfigError(
                 f"the data have shape {data.train.shape}, the model's inputs {view.input_shape}; "
@@ -87,7 +60,7 @@ class Opening:
             model=str(model),
             storage=self.storage,
             device=self.device,
-            oracle=Oracle(data) if self.data.oracle and data is not None else None,
+            oracle=Oracle(data) if self.oracle and data is not None else None,
             resume=self.resume,
         )
         return sweep, data
@@ -130,7 +103,7 @@ class Trackers:
 
 def concluded(sweep: Sweep, data: Split | None) -> Conclusion:
     """Pool, score, write everything, draw; with a bar."""
-    with _bar("pooling", 0) as update:
+    with count_bar("pooling", 0) as update:
         conclusion = conclude(sweep, data, progress=lambda done, total: update(completed=done, total=total))
     write_bytes(sweep.directory / "sweep.png", sweep_figure(conclusion.summary))
     page = sweep_page(conclusion, None if data is None else data.train)
@@ -145,7 +118,7 @@ def trial_bar(sweeps: Sequence[Sweep]) -> Iterator[OnRow]:
     finished = [row for sweep in sweeps for row in sweep.rows()]
     better: Callable[..., float] = max if any(sweep.spec.objective == "oracle" for sweep in sweeps) else min
     values = [row["objective"] for row in finished if row["objective"] is not None]
-    with _bar("sweeping", total) as update:
+    with count_bar("sweeping", total) as update:
         update(completed=len(finished))
 
         def show(_: Sweep, row: Row) -> None:
@@ -155,17 +128,3 @@ def trial_bar(sweeps: Sequence[Sweep]) -> Iterator[OnRow]:
             update(advance=1, told=f"best {values[0]:.4g}" if values else "")
 
         yield show
-
-
-@contextmanager
-def _bar(title: str, total: int) -> Iterator[Callable[..., None]]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[told]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(title, total=total, told="")
-        yield lambda **changes: bar.update(task, **changes)

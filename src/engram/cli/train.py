@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from engram.cli.options import Classes, DataName, DataRoot, Device, Labels, Resume, SnapshotEvery, TaskName
+from engram.cli.options import (
+    Classes,
+    DataName,
+    DataRoot,
+    DataSeed,
+    Device,
+    Labels,
+    Number,
+    Resume,
+    SnapshotEvery,
+    TaskName,
+)
 from engram.cli.resumed import remember, remembered
 from engram.cli.training import list_presets, make, plan_by_options, refuse_beside_preset
 
@@ -40,16 +51,12 @@ def train(
         typer.Option("--cache/--no-cache", help="Keep and reuse targets by content; on for presets."),
     ] = None,
     data: DataName = None,
-    n: Annotated[
-        int | None, typer.Option("-n", min=1, help="Number of training images, equally many of each class.")
-    ] = None,
+    n: Number = None,
     task: TaskName = None,
     labels: Labels = None,
     classes: Classes = None,
     data_root: DataRoot = None,
-    data_seed: Annotated[
-        int | None, typer.Option("--data-seed", help="Choose images at random; else the first of each class.")
-    ] = None,
+    data_seed: DataSeed = None,
     widths: Annotated[
         str | None, typer.Option("--widths", help="Hidden layers; 1000,1000 where nothing is said.")
     ] = None,

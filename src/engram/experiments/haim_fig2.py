@@ -18,7 +18,7 @@ from engram.reconstruct.published.scheme import Haim2022, PublishedScheme
 from engram.report.plane import PlanePanel, plane_figure
 from engram.targets.cache import TargetCache
 from engram.targets.checkpoint import Target
-from engram.targets.descent import Recipe
+from engram.targets.recipe import Recipe
 from engram.targets.spec import MLPSpec
 from engram.task import Binary
 
