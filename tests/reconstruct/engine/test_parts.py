@@ -43,6 +43,15 @@ def test_pure_noise_has_hardly_any_direction() -> None:
     assert find_row_space(weight).rank == 1
 
 
+def test_rounding_is_no_direction() -> None:
+    """Decayed weights: signal, and rounding of many sizes in place of noise: no law tells its edge."""
+    generator = torch.Generator().manual_seed(6)
+    weight = torch.randn(200, 12, generator=generator) @ torch.randn(12, 400, generator=generator)
+    sizes = 1e-8 * torch.logspace(0, -4, 200)[:, None]
+    weight = weight.double() + sizes * torch.randn(200, 400, generator=generator, dtype=torch.float64)
+    assert find_row_space(weight.float()).rank == 12
+
+
 def test_quantile_equals_a_sampled_spectrum() -> None:
     values = torch.linalg.svdvals(torch.randn(400, 900, generator=torch.Generator().manual_seed(4)))
     for quantile in (0.1, 0.5, 0.9):
