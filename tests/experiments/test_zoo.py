@@ -14,7 +14,7 @@ from engram.experiments.zoo import PRESETS, SCALES, Scale, plan
 from engram.pipeline import build_target
 from engram.targets.cache import ENTRY_FILE, TargetCache, content_key
 from engram.targets.checkpoint import CARD_FILE, MODEL_FILE
-from engram.targets.descent import Flow, Recipe
+from engram.targets.recipe import Flow, Recipe
 from engram.targets.spec import MLPSpec
 from engram.task import Binary, task_named
 from tests.cli.test_flow import engram

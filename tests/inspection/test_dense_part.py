@@ -10,8 +10,8 @@ from engram.errors import ConfigError
 from engram.inspection import boundaries, dense_part, describe_either, examine_either, judge_either
 from engram.inspection.ceiling import ON_BOUNDARY
 from engram.membership import membership_tests
-from engram.targets.descent import Recipe
 from engram.targets.networks import Network
+from engram.targets.recipe import Recipe
 from engram.targets.spec import ConvSpec
 from engram.targets.train import train
 from engram.task import Binary

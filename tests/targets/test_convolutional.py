@@ -17,9 +17,10 @@ from engram.reconstruct.published.relu import smoothed_relu
 from engram.reconstruct.published.scheme import Buzaglo2023, PublishedScheme
 from engram.targets.architecture import Architecture
 from engram.targets.convolutional import ConvNetwork
-from engram.targets.descent import GradientDescent, Recipe
+from engram.targets.descent import GradientDescent
 from engram.targets.layers import parse_layers
 from engram.targets.networks import DenseNetwork
+from engram.targets.recipe import Recipe
 from engram.targets.spec import BiasPolicy, ConvSpec
 from engram.targets.train import train
 from engram.task import Binary, Multiclass, MulticlassPairs, Regression, Task

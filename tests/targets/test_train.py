@@ -11,8 +11,9 @@ import torch
 
 from engram.errors import ConfigError
 from engram.loop import Budget, Snapshots, StopReason, run
-from engram.targets.descent import GradientDescent, Recipe
+from engram.targets.descent import GradientDescent
 from engram.targets.networks import initialise
+from engram.targets.recipe import Recipe
 from engram.targets.spec import MLPSpec
 from engram.targets.train import measure, train
 from engram.task import Binary, Multiclass, Task
@@ -135,6 +136,14 @@ def test_resumed_training_is_bit_identical(tmp_path: Path, batch: int | None) ->
     resumed = network(30, snapshots, resume=True)
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_wide_layer_is_drawn_as_if_at_once() -> None:
+    spec = MLPSpec(inputs=3, widths=(2500,), first_layer_std=None)
+    drawn = initialise(spec, torch.Generator().manual_seed(4))
+    generator = torch.Generator().manual_seed(4)
+    whole = torch.empty(2500, 3, dtype=torch.float64).uniform_(-1 / 3**0.5, 1 / 3**0.5, generator=generator)
+    assert torch.equal(drawn.weights[0], whole.float())
 
 
 def test_initialisation_scales() -> None:

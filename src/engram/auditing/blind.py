@@ -29,18 +29,11 @@ class BlindView:
 
     @property
     def sure(self) -> int:
-        return self._above(SURE)
+        return self.found.count_above(SURE)
 
     @property
     def likely(self) -> int:
-        return self._above(LIKELY)
-
-    @property
-    def has_confidence(self) -> bool:
-        return self.found.scores is not None and bool(self.found.scores.isfinite().any())
-
-    def _above(self, level: float) -> int:
-        return 0 if self.found.scores is None else int((self.found.scores > level).sum())
+        return self.found.count_above(LIKELY)
 
 
 def blind_view(part: DensePart, found: Reconstruction, basis: Tensor, *, seed: int = 0) -> BlindView:

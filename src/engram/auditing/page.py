@@ -51,7 +51,7 @@ def _tiles(record: AuditRecord) -> list[Tile]:
         if comparison.membership is not None:
             curve = comparison.membership["combined"].roc
             tiles.append(Tile("membership told", f"{curve.at(0):.0%}", "of the records, without a false alarm"))
-    if blind.has_confidence:
+    if blind.found.has_confidence:
         tiles.append(Tile("confident candidates", f"{blind.sure} of {len(blind.found)}", "at 90 %, judged blind"))
     else:
         tiles.append(Tile("candidates", str(len(blind.found)), "this attack gives no confidence"))

@@ -18,7 +18,6 @@ BASELINES = {
 
 
 def candidate_section(record: AuditRecord) -> Section:
-    blind = record.blind
     reliability = None if record.comparison is None else record.comparison.reliability
     paragraphs = [
         "What a stranger holds in hand, without any data: the candidates with the highest confidence that they "
@@ -39,7 +38,7 @@ def candidate_section(record: AuditRecord) -> Section:
         "What a stranger would hold in hand",
         paragraphs,
         charts,
-        candidate_gallery(blind, record.view.input_shape),
+        candidate_gallery(record.blind.found, record.view.input_shape),
         tables,
     )
 

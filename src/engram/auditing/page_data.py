@@ -39,7 +39,7 @@ def pairs_section(record: AuditRecord) -> Section | None:
             "Each reconstruction stands above the training image it was matched to, best first, with their SSIM "
             "(1 is identical, above 0.4 is what the papers call good). Click to enlarge."
         ],
-        gallery=pair_gallery(record.comparison),
+        gallery=pair_gallery(score, record.comparison.data.train),
         tables=[Table(heads, rows, f"Counts of {len(score.train)} records; the excess is what was recovered")],
     )
 
@@ -74,7 +74,7 @@ def risk_section(record: AuditRecord) -> Section | None:
         rows=[[getattr(risk, name) for name in known] for risk in risks],
         caption=f"{len(risks)} records, those at most risk first; also in risk.csv",
         sortable=True,
-        links=[pair_anchor(record.comparison, risk.index) for risk in risks],
+        links=[pair_anchor(record.comparison.score, risk.index) for risk in risks],
     )
     text = (
         f"Recovered: a reconstruction with {record.comparison.threshold.text}. Member told: its membership score "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engram.attacker import AttackerView
-from engram.errors import CheckpointError
+from engram.errors import CheckpointError, require
 from engram.reconstruct.attack import Attack
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.reconstruct.engine.solver import Engine
@@ -23,9 +23,17 @@ def choose_scheme(
     seconds: float | None = None,
     resumed: Path | None = None,
 ) -> Attack:
-    """Planned for `seconds` if given; a resumed run keeps the plan in its run.json."""
+    """Planned for `seconds` if given; a resumed run keeps the plan in its run.json and takes no other."""
     if resumed is not None and RunDirectory(resumed).record.exists():
-        return stored_scheme(view, resumed)
+        stored = stored_scheme(view, resumed)
+        require(
+            settings in (None, stored.settings),
+            "settings",
+            f"must be those of the run that is gone on with ({stored.settings})",
+            settings,
+            "leave them out, or start anew in another directory",
+        )
+        return stored
     return engine_for(view, settings or EngineSettings(), seconds)
 
 

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from engram import files
 from engram.attacker import AttackerView
+from engram.auditing.blind import SURE
 from engram.auditing.samples import AuditData
 from engram.loop import Metrics, State, Values
 from engram.matching import ScoreReport, ScoringProtocol
@@ -60,9 +61,8 @@ class Timeline:
     def add(self, step: int, seconds: float, found: Reconstruction) -> None:
         """Judge what the attack has now; a step that a resumed run repeats is taken once."""
         self.moments = [moment for moment in self.moments if moment.step < step]
-        sure = 0 if found.scores is None else int((found.scores > 0.9).sum())
         report = None if self.data is None else compare(found, self.data.split, protocol=self.protocol)
-        self.moments.append(Moment(step, seconds, len(found), sure, *_counts(report)))
+        self.moments.append(Moment(step, seconds, len(found), found.count_above(SURE), *_counts(report)))
         if self.path is not None:
             text = "".join(json.dumps(asdict(moment)) + "\n" for moment in self.moments)
             files.write_bytes(self.path, text.encode())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engram.cli.resumed import same_settings
+
 if TYPE_CHECKING:
     from engram.attacker import AttackerView
     from engram.reconstruct.attack import Attack
@@ -23,7 +25,9 @@ def engine_scheme(
     chosen = {name: value for name, value in given.items() if value is not None}
     settings = EngineSettings(**chosen)
     if resumed is not None:
-        return engine_for(view, read_settings(resumed, EngineSettings))
+        stored = read_settings(resumed, EngineSettings)
+        same_settings(resumed, stored, given)
+        return engine_for(view, stored)
     if seconds is not None and ("steps" in chosen or "restarts" in chosen):
         raise ConfigError("--budget plans --steps and --restarts itself; give one or the other")
     return engine_for(view, settings, seconds)

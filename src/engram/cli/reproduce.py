@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.options import DataRoot, Device, check_device, share_bar
+from engram.cli.bars import share_bar
+from engram.cli.options import DataRoot, Device, check_device
 
 if TYPE_CHECKING:
     from engram.experiments.case import Setting

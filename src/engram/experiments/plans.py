@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from engram.data.choice import DataChoice
 from engram.experiments import haim_fig2
-from engram.targets.descent import Flow, Recipe
+from engram.targets.recipe import Flow, Recipe
 from engram.targets.spec import ConvSpec, MLPSpec
 from engram.task import own_classes, task_named
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from engram.loop import Observer, Values
-from engram.targets.descent import Recipe
+from engram.targets.recipe import Recipe
 
 Told = Callable[[float], None]
 """Told the share that is done, 0 to 1."""

@@ -10,7 +10,7 @@ from engram.data.choice import DataChoice
 from engram.errors import ConfigError, require
 from engram.experiments import haim_fig2
 from engram.experiments.plans import SCALES, Plan, Preset, Scale, to_cpu, to_smoke
-from engram.targets.descent import Recipe
+from engram.targets.recipe import Recipe
 from engram.targets.spec import BiasPolicy, ConvSpec, MLPSpec
 
 __all__ = ["CHANNELS", "DECAYS", "KERNELS", "PRESETS", "SCALES", "Plan", "Preset", "Scale", "plan"]

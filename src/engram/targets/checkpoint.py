@@ -13,9 +13,9 @@ from engram import files
 from engram.data.choice import DataChoice
 from engram.errors import CheckpointError
 from engram.targets.architecture import Architecture
-from engram.targets.descent import Recipe
 from engram.targets.foreign import read_any_network
 from engram.targets.networks import N_co, Network
+from engram.targets.recipe import Recipe
 from engram.targets.spec import ConvSpec, MLPSpec
 from engram.targets.train import Quality
 

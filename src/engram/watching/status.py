@@ -129,7 +129,7 @@ class Watcher:
 
 def _best(found: Reconstruction, count: int) -> tuple[Tensor, tuple[str, ...]]:
     """By confidence where there is one, else by dual."""
-    if found.scores is not None and bool(found.scores.isfinite().any()):
+    if found.has_confidence and found.scores is not None:
         order = found.scores.nan_to_num(nan=-1.0).argsort(descending=True, stable=True)[:count]
         captions = [f"{value:.0%}" for value in found.scores[order].tolist()]
     else:
