@@ -48,15 +48,15 @@ def training_bar(recipe: Recipe) -> Iterator[Observer]:
         with progress_bar("training", recipe.epochs) as observer:
             yield observer
         return
-    from math import log
+    from engram.experiments.progress import by_recipe
 
-    first: list[float] = []
+    shares: list[float] = []
+    tell = by_recipe(shares.append, recipe)
     with share_bar("training") as show:
 
         def observe(step: int, metrics: Values) -> None:
-            first[:] = first or [max(metrics["loss"], 2 * goal)]
-            done = log(first[0] / max(metrics["loss"], goal)) / log(first[0] / goal)
-            show("training", max(done, 0.0), f"loss {metrics['loss']:.3g} of {goal:g}, epoch {step:,}")
+            tell(step, metrics)
+            show("training", shares.pop(), f"loss {metrics['loss']:.3g} of {goal:g}, epoch {step:,}")
 
         yield observe
 
