@@ -15,14 +15,14 @@ from engram import files
 from engram.errors import CheckpointError
 
 TOO_BIG = """
-import resource, signal, sys
+import resource, signal, sys, torch
 from pathlib import Path
 from engram import files
 from engram.errors import CheckpointError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
-    files.write_bytes(Path(sys.argv[1]), b"x" * 100_000)
+    WRITE
 except CheckpointError as error:
     sys.exit(f"refused: {error}")
 """
@@ -41,14 +41,22 @@ def test_files_have_ordinary_permissions(tmp_path: Path) -> None:
     assert (tmp_path / "f").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-def test_a_file_that_outgrows_the_disk_leaves_the_old_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "write",
+    [
+        'files.write_bytes(Path(sys.argv[1]), b"x" * 100_000)',
+        'files.write_tensors(Path(sys.argv[1]), {"x": torch.ones(100_000)})',
+    ],
+)
+def test_a_file_that_outgrows_the_disk_leaves_the_old_one(tmp_path: Path, write: str) -> None:
     """A real failed write: the kernel refuses to let the child's file grow."""
     files.write_bytes(tmp_path / "f", b"old")
+    program = TOO_BIG.replace("WRITE", write)
     child = subprocess.run(
-        [sys.executable, "-c", TOO_BIG, str(tmp_path / "f")], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, str(tmp_path / "f")], capture_output=True, text=True, check=False
     )
     assert "refused: can't write" in child.stderr
-    assert "free some space or choose another place" in child.stderr
+    assert "File too large; free some space or choose another place" in child.stderr
     assert (tmp_path / "f").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -19,24 +20,8 @@ if TYPE_CHECKING:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace `path` by `content` atomically; on any failure the old file stays as it was."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except OSError as error:
-        raise CheckpointError(_cannot_write(path, error)) from error
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(aside, 0o666 & ~_umask())  # noqa: PTH101 - mkstemp makes private files; ours are ordinary ones
-        os.replace(aside, path)  # noqa: PTH105 - the atomic call itself
-    except OSError as error:
-        Path(aside).unlink(missing_ok=True)
-        raise CheckpointError(_cannot_write(path, error)) from error
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
+    with _replaced(path) as aside:
+        aside.write_bytes(content)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -80,11 +65,16 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file atomically."""
-    from safetensors.torch import save
+    """Write a safetensors file atomically, straight from the tensors, since those of wide networks are large."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
 
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_bytes(path, save(contiguous, dict(metadata) if metadata else None))
+    with _replaced(path) as aside:
+        try:
+            save_file(contiguous, aside, dict(metadata) if metadata else None)
+        except SafetensorError as error:
+            raise _as_os_error(error) from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -115,8 +105,42 @@ def read_json(path: Path, *, cure: str = "write it again") -> Any:
 def prepare_directory(path: Path) -> Path:
     """Make an output directory and prove that it can be written before hours of work go into it."""
     write_bytes(path / ".writable", b"")
-    (path / ".writable").unlink()
+    (path / ".writable").unlink(missing_ok=True)  # another process may prove the same
     return path
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[Path]:
+    """A file to write aside, which takes the place of `path` once it is whole and on the disk."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise CheckpointError(_cannot_write(path, error)) from error
+    os.close(descriptor)
+    aside = Path(name)
+    try:
+        yield aside
+        with aside.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        aside.chmod(0o666 & ~_umask())  # mkstemp makes private files; ours are ordinary ones
+        aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise CheckpointError(_cannot_write(path, error)) from error
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def _as_os_error(error: Exception) -> OSError:
+    """What the system said, out of the text in which safetensors wraps it.
+
+    >>> _as_os_error(ValueError("I/O error: No space left on device (os error 28)")).strerror
+    'No space left on device'
+    """
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
 
 
 def _umask() -> int:

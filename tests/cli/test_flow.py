@@ -165,6 +165,7 @@ def test_a_time_budget_is_kept(target: Path, tmp_path: Path) -> None:
             ("reconstruct", "TARGET", "--recipe", "haim2022", "--settings", "magic"),
             "--settings must be one of cifar10",
         ),
+        (("reconstruct", "TARGET", "--memory", "4"), "--memory must be an amount with its unit, got '4'"),
         (("reconstruct", "TARGET", "--lr-duals", "1"), "--lr-duals does nothing with --recipe engine"),
         (("reconstruct", "TARGET", "--prior", "mild"), "--prior must be a number or none"),
         (("reconstruct", "TARGET", "--budget", "soon"), "--budget must be a positive time"),

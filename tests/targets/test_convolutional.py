@@ -182,3 +182,20 @@ def test_a_view_of_another_kind_or_shape_is_refused() -> None:
         AttackerView(network, SHAPE, Binary()).narrowed(DenseNetwork)
     with pytest.raises(UnsupportedModelError, match="1 outputs, but a multiclass task has 3"):
         AttackerView(network, SHAPE, Multiclass(3))
+
+
+def test_kernels_of_the_whole_image_are_a_fully_connected_layer() -> None:
+    network = conv_network("conv6x5 relu flatten 4 relu 1", bias="all", shape=(2, 6, 6))
+    dense = network.dense_equivalent
+    assert dense is not None
+    assert dense.sizes == (72, 5, 4, 1)
+    inputs = torch.randn(3, 2, 6, 6, dtype=torch.float64)
+    torch.testing.assert_close(dense(inputs.flatten(1)), network(inputs))
+
+
+@pytest.mark.parametrize(
+    "layers", ["conv5x5 relu flatten 4 relu 1", "conv6x5p1 relu flatten 4 relu 1", "conv6x5 flatten 4 relu 1"]
+)
+def test_other_convolutions_are_none(layers: str) -> None:
+    """A smaller kernel, one that sees padding, and no ReLU in between."""
+    assert conv_network(layers, shape=(2, 6, 6)).dense_equivalent is None

@@ -1,6 +1,8 @@
-"""Gram-space training is plain descent, seen from the images."""
+"""Gram-space training is plain descent, seen from the images; so are mini-batches without gradients."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,10 +10,16 @@ import torch
 from engram.loop import Budget, run
 from engram.targets.descent import GradientDescent
 from engram.targets.gram import GramDescent
+from engram.targets.minibatch import BatchDescent
+from engram.targets.networks import DenseNetwork
 from engram.targets.recipe import Recipe
 from engram.targets.spec import BiasPolicy
+from engram.targets.train import make_descent
 from engram.task import Binary, Task
 from tests import cases
+
+ALL = Recipe(lr=0.3, batch=4, weight_decay=0.05, normalise_below=0.5, dtype="float64")
+PLAIN_AND_BATCH: tuple[type[GradientDescent[DenseNetwork]], ...] = (GradientDescent, BatchDescent)
 
 
 @pytest.mark.parametrize("bias", ["first", "all", "none"])
@@ -21,7 +29,7 @@ from tests import cases
         Recipe(lr=0.3, dtype="float64"),
         Recipe(lr=0.3, batch=3, dtype="float64"),
         Recipe(lr=0.3, weight_decay=0.05, dtype="float64"),
-        Recipe(lr=0.3, batch=4, weight_decay=0.05, normalise_below=0.5, dtype="float64"),
+        ALL,
     ],
     ids=["full", "batches", "decay", "all"],
 )
@@ -35,12 +43,46 @@ def test_equals_plain_descent_for_every_task(task: Task, weight_decay: float) ->
     _compare(Recipe(lr=0.1, batch=4, weight_decay=weight_decay, dtype="float64"), "all", task)
 
 
-def _compare(recipe: Recipe, bias: BiasPolicy, task: Task) -> None:
+@pytest.mark.parametrize("task", cases.TASKS, ids=lambda task: f"{task.name}-{task.outputs}")
+@pytest.mark.parametrize(
+    "recipe", [Recipe(lr=0.1, batch=4, dtype="float64"), replace(ALL, lr=0.02)], ids=["plain", "all"]
+)
+@pytest.mark.parametrize("bias", ["first", "all"])
+def test_batches_without_gradients_equal_plain_descent(recipe: Recipe, bias: BiasPolicy, task: Task) -> None:
+    _compare(recipe, bias, task, BatchDescent)
+
+
+def test_a_single_layer_is_learnt_by_batches_too() -> None:
+    inputs, labels = cases.points(10, 4)
+    recipe = Recipe(lr=0.1, batch=4, dtype="float64")
+    start = DenseNetwork((torch.ones(1, 4, dtype=torch.float64),), (None,))
+    states = [
+        run(kind(start, Binary(), recipe, inputs, labels), Budget(steps=5)).state for kind in PLAIN_AND_BATCH
+    ]
+    torch.testing.assert_close(states[1]["layers.0.weight"], states[0]["layers.0.weight"], rtol=0, atol=1e-12)
+
+
+def test_training_takes_the_form_that_is_cheapest() -> None:
+    """Fewer images than pixels: their space; else by batches if there are any."""
+    inputs, labels = cases.points(10, 15)
+    dense = cases.network(15, 8, 1)
+    kinds = {
+        (rows, batch): type(make_descent(dense, Binary(), Recipe(batch=batch), inputs.repeat(rows, 1), labels))
+        for rows in (1, 2)
+        for batch in (None, 4)
+    }
+    assert kinds == {(1, None): GramDescent, (1, 4): GramDescent, (2, None): GradientDescent, (2, 4): BatchDescent}
+
+
+def _compare(
+    recipe: Recipe, bias: BiasPolicy, task: Task, kind: type[GradientDescent[DenseNetwork]] = GramDescent
+) -> None:
     inputs, labels = cases.points(10, 15, labels=task.label_count)
     start = cases.network(15, 8, 6, task.outputs, bias=bias)
-    plain, gram = (method(start, task, recipe, inputs, labels) for method in (GradientDescent, GramDescent))
-    expected = plain.network(run(plain, Budget(steps=60)).state).params
-    found = gram.network(run(gram, Budget(steps=60)).state).params
+    plain, other = (method(start, task, recipe, inputs, labels) for method in (GradientDescent, kind))
+    solutions = [run(descent, Budget(steps=60)) for descent in (plain, other)]
+    assert solutions[1].loss == pytest.approx(solutions[0].loss, rel=1e-9)
+    expected, found = plain.network(solutions[0].state).params, other.network(solutions[1].state).params
     assert expected.keys() == found.keys()
     for name, value in expected.items():
         assert not torch.allclose(value, start.params[name], atol=1e-3)

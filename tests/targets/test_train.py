@@ -138,6 +138,14 @@ def test_resumed_training_is_bit_identical(tmp_path: Path, batch: int | None) ->
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+def test_a_wide_layer_is_drawn_as_if_at_once() -> None:
+    spec = MLPSpec(inputs=3, widths=(2500,), first_layer_std=None)
+    drawn = initialise(spec, torch.Generator().manual_seed(4))
+    generator = torch.Generator().manual_seed(4)
+    whole = torch.empty(2500, 3, dtype=torch.float64).uniform_(-1 / 3**0.5, 1 / 3**0.5, generator=generator)
+    assert torch.equal(drawn.weights[0], whole.float())
+
+
 def test_initialisation_scales() -> None:
     spec = MLPSpec(inputs=400, widths=(300, 200), bias="all")
     network = initialise(spec, torch.Generator().manual_seed(0))

@@ -24,8 +24,13 @@ from engram.task import task_named
 STEPS = 5
 
 
-def measure_memory(view: AttackerView, candidates: int) -> dict[str, Any]:
-    """{candidates, peak_memory_bytes, loaded_bytes}; the last is what Python, torch and the weights take."""
+def measure_memory(
+    view: AttackerView, candidates: int, *, memory: int = EngineSettings().memory
+) -> dict[str, Any]:
+    """{candidates, peak_memory_bytes, loaded_bytes}; the last is what Python, torch and the weights take.
+
+    `memory` is the engine's bound.
+    """
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         files.write_tensors(place / "model.safetensors", view.network.params)
@@ -34,6 +39,7 @@ def measure_memory(view: AttackerView, candidates: int) -> dict[str, Any]:
             "task": view.task.name,
             "pixel_range": list(view.pixel_range),
             "candidates": candidates,
+            "memory": memory,
         }
         files.write_json(place / "request.json", request)
         command = [sys.executable, "-m", "engram.bench.memory", name]
@@ -56,7 +62,8 @@ def attack_once(place: Path) -> None:
     )
     loaded = peak_memory_bytes()
     prior = 1.0 if len(view.input_shape) == 3 else 0.0
-    settings = EngineSettings(candidates=request["candidates"], restarts=2, steps=STEPS, prior=prior)
+    chosen = {name: request[name] for name in ("candidates", "memory")}
+    settings = EngineSettings(**chosen, restarts=2, steps=STEPS, prior=prior)
     engine = Engine(view, settings)
     engine.reconstruction(run(engine, Budget(steps=engine.total_steps)).state)
     result = {

@@ -133,10 +133,10 @@ def run_race(
         )
     judge = _judge(data)
     started = time.perf_counter()
-    plan = fit_to_budget(view, EngineSettings(), settings.budget_seconds)
+    planned = fit_to_budget(Engine(view, EngineSettings()), settings.budget_seconds)
     planning = time.perf_counter() - started
     engine = trace(
-        Engine(view, plan),
+        planned,
         judge,
         already=planning,
         first_moment=settings.first_moment,

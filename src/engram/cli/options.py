@@ -110,6 +110,24 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
+def parse_bytes(text: str) -> int:
+    """An amount of memory such as 500MB or 4GB.
+
+    >>> parse_bytes("500MB"), parse_bytes("1.5GB")
+    (500000000, 1500000000)
+    """
+    from engram.errors import ConfigError
+
+    units = {"MB": 1e6, "GB": 1e9}
+    try:
+        amount = float(text[:-2]) * units[text[-2:].upper()]
+    except (KeyError, ValueError):
+        amount = 0.0
+    if not 1 <= amount < float("inf"):
+        raise ConfigError(f"--memory must be an amount with its unit, got {text!r}; for example 500MB or 4GB")
+    return int(amount)
+
+
 def check_device(name: str) -> str:
     """The device, or an error that says why it is not to be had."""
     import torch

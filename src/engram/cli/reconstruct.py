@@ -19,6 +19,7 @@ from engram.cli.options import (
     TaskName,
     Time,
     check_device,
+    parse_bytes,
     parse_seconds,
 )
 from engram.cli.published import published_scheme
@@ -63,6 +64,15 @@ def reconstruct(
             "--prior", help="Strength of total variation; none for no image prior.", rich_help_panel=ENGINE
         ),
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            help="What wide networks may take beside their weights, by default 4GB: beyond it neurons share "
+            "metrics and candidates come in chunks.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = None,
     settings: Annotated[
         str | None,
         typer.Option(
@@ -92,6 +102,14 @@ def reconstruct(
             "--range-weight", help="Weight of |x| <= 1; 0 for vectors of any range.", rich_help_panel=PUBLISHED
         ),
     ] = None,
+    margin_weight: Annotated[
+        float | None,
+        typer.Option(
+            "--margin-weight",
+            help="Weight of one common margin for all candidates in use, which the papers leave out.",
+            rich_help_panel=PUBLISHED,
+        ),
+    ] = None,
     device: Device = "cpu",
     resume: Resume = False,
     snapshot_every: SnapshotEvery = 20.0,
@@ -109,7 +127,8 @@ def reconstruct(
         input_shape, arch, task = view_options(resumed, model, input_shape, arch, task)
     recipe = recipe or "engine"
     common = {"candidates": candidates, "steps": steps, "seed": seed, "dtype": dtype}
-    engine = {"restarts": restarts, "prior": _prior(prior)}
+    bound = None if memory is None else parse_bytes(memory)
+    engine = {"restarts": restarts, "prior": _prior(prior), "memory": bound}
     published = {
         "settings": settings,
         "lr_images": lr_images,
@@ -118,6 +137,7 @@ def reconstruct(
         "dual_floor": dual_floor,
         "relu_slope": relu_slope,
         "range_weight": range_weight,
+        "margin_weight": margin_weight,
     }
     if recipe not in ("engine", "haim2022", "buzaglo2023"):
         raise ConfigError(f"--recipe must be engine, haim2022 or buzaglo2023, got {recipe!r}")

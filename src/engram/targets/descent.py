@@ -48,11 +48,11 @@ class GradientDescent(Generic[N]):
     def step(self, state: State) -> Metrics:
         losses, hits = [], []
         for batch in self._batches(state):
-            slope = self._descend(state, batch)
-            losses.append(slope.loss * len(slope.correct))
-            hits.append(slope.correct)
+            loss, correct = self.descend(state, batch)
+            losses.append(loss * len(correct))
+            hits.append(correct)
             if self.recipe.gradient_threshold is not None:
-                drift.record(state, self._rate(slope.loss), 1, self.layer_squares)
+                drift.record(state, self._rate(loss), 1, self.layer_squares)
         metrics = {
             "loss": torch.stack(losses).sum() / len(self.inputs),
             "accuracy": torch.cat(hits).double().mean(),
@@ -105,7 +105,7 @@ class GradientDescent(Generic[N]):
         )
 
     def _decayed(self, gradient: Tensor, value: Tensor) -> Tensor:
-        return gradient + self.recipe.weight_decay * value if self.recipe.weight_decay else gradient
+        return torch.add(gradient, value, alpha=self.recipe.weight_decay) if self.recipe.weight_decay else gradient
 
     def _batches(self, state: State) -> Sequence[Tensor | slice]:
         if self.recipe.batch is None:
@@ -117,7 +117,8 @@ class GradientDescent(Generic[N]):
         state["_shuffle"] = generator.get_state()
         return list(torch.split(order, self.recipe.batch))
 
-    def _descend(self, state: State, batch: Tensor | slice) -> Slope:
+    def descend(self, state: State, batch: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """One step in place; the loss before it, and who was right [b]."""
         slope = self.slope(state, batch)
         rate = self._rate(slope.loss)
         for name, gradient in slope.gradient.items():
@@ -126,7 +127,7 @@ class GradientDescent(Generic[N]):
                 state[name].sub_(gradient, alpha=rate)
             else:
                 state[name].sub_(rate * gradient)
-        return slope
+        return slope.loss, slope.correct
 
     def _rate(self, loss: Tensor) -> Tensor | float:
         if self.recipe.normalise_below is None:

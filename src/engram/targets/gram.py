@@ -20,6 +20,7 @@ from torch import Tensor
 
 from engram.loop import State
 from engram.targets.descent import GradientDescent, Slope
+from engram.targets.minibatch import backward, move
 from engram.targets.networks import DenseNetwork
 
 
@@ -80,6 +81,22 @@ class GramDescent(GradientDescent[DenseNetwork]):
         first = kept.square() * noise - 2 * kept * mixed + (spent * (self.gram @ spent)).sum()
         upper = [sum(vector[name].square().sum() for name in names) for names in self.start.layer_names[1:]]
         return torch.stack([first.clamp(min=0), *map(torch.as_tensor, upper)])
+
+    def descend(self, state: State, batch: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """A mini-batch moves its own rows of S alone, but for weight decay, and the layers above in place."""
+        if isinstance(batch, slice):
+            return super().descend(state, batch)
+        labels, upper = self.labels[batch], self._upper(state)
+        first = state["kept"] * self.first[batch] - self.gram[batch] @ state["spent"]
+        done = backward(upper, torch.relu(first), lambda logits: self.task.loss(logits, labels))
+        signal = (done.signals[0] @ upper.weights[0]) * (first > 0)
+        rate, weight_decay = float(self._rate(done.loss)), self.recipe.weight_decay
+        move(upper, done, rate, weight_decay)
+        if weight_decay:
+            for name in ("spent", "kept"):
+                state[name].mul_(1 - rate * weight_decay)
+        state["spent"].index_add_(0, batch, signal, alpha=rate)
+        return done.loss, self.task.correct(done.logits, labels)
 
     @property
     def _upper_names(self) -> list[str]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from engram.targets.spec import MLPSpec
 
 Activation = Callable[[Tensor], Tensor]
+ROWS = 1024
+"""Rows of a layer that are drawn at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +80,7 @@ class Network(ABC):
         digest = hashlib.sha256(self._beyond_weights())
         for name, value in self.params.items():
             digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+            digest.update(value.detach().cpu().contiguous().numpy().ravel().data)
         return digest.hexdigest()
 
     @property
@@ -148,11 +150,18 @@ def draw_layers(
         bound = 1 / math.sqrt(math.prod(shape[1:]))
 
         def draw(shape: tuple[int, ...], std: float | None = std, bound: float = bound) -> Tensor:
-            value = torch.empty(shape, dtype=torch.float64)
             if std is None:
-                return value.uniform_(-bound, bound, generator=generator).to(dtype)
-            return value.normal_(0, std, generator=generator).to(dtype)
+                return _uniform(shape, bound, generator, dtype)
+            return torch.empty(shape, dtype=torch.float64).normal_(0, std, generator=generator).to(dtype)
 
         weights.append(draw(shape))
         biases.append(draw(shape[:1]) if with_bias else None)
     return tuple(weights), tuple(biases)
+
+
+def _uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """U(±bound), some rows at a time: the same numbers, without a copy of a wide layer in float64."""
+    value = torch.empty(shape, dtype=dtype)
+    for rows in torch.split(value, ROWS):
+        rows.copy_(torch.empty(rows.shape, dtype=torch.float64).uniform_(-bound, bound, generator=generator))
+    return value

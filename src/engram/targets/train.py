@@ -14,6 +14,7 @@ from engram.loop import Budget, Observer, Snapshots, Solution, run
 from engram.targets.descent import GradientDescent
 from engram.targets.flow import FlowDescent
 from engram.targets.gram import GramDescent
+from engram.targets.minibatch import BatchDescent
 from engram.targets.networks import DenseNetwork, N, Network
 from engram.targets.recipe import Recipe
 from engram.targets.spec import Spec
@@ -68,15 +69,16 @@ def train(
     generator = torch.Generator().manual_seed(recipe.seed)
     start = spec.initialise(generator, recipe.torch_dtype).to(device=device)
     flat = inputs.flatten(1).to(device=device, dtype=recipe.torch_dtype)
-    descent = _descent(start, task, recipe, flat, labels.to(device))
+    descent = make_descent(start, task, recipe, flat, labels.to(device))
     iteration = descent if recipe.flow is None else FlowDescent(descent, recipe.flow)
     budget = Budget(steps=recipe.epochs)
     solution = run(iteration, budget, snapshots=snapshots, resume=resume, observers=observers)
     return descent.network(solution.state), solution
 
 
-def _descent(start: N, task: Task, recipe: Recipe, inputs: Tensor, labels: Tensor) -> GradientDescent[N]:
+def make_descent(start: N, task: Task, recipe: Recipe, inputs: Tensor, labels: Tensor) -> GradientDescent[N]:
     """The Gram form costs n² where plain descent costs n d, and is the same trajectory; it needs a dense layer."""
-    if isinstance(start, DenseNetwork) and len(inputs) < inputs.shape[1]:
-        return cast("GradientDescent[N]", GramDescent(start, task, recipe, inputs, labels))
-    return GradientDescent(start, task, recipe, inputs, labels)
+    if not isinstance(start, DenseNetwork) or (recipe.batch is None and len(inputs) >= inputs.shape[1]):
+        return GradientDescent(start, task, recipe, inputs, labels)
+    kind = GramDescent if len(inputs) < inputs.shape[1] else BatchDescent
+    return cast("GradientDescent[N]", kind(start, task, recipe, inputs, labels))

@@ -83,7 +83,7 @@ def test_every_task_equals_autograd(task: Task, bias: BiasPolicy) -> None:
     by_output = 2 * margins[:, None] * task.sides(labels, duals, done.outputs)
     by_residual = {layer: 2 * residual for layer, residual in left.items()}
     found_inputs, by_coefficients = pull_back(network, done, SLOPE, by_residual, by_output.detach())
-    found_duals = objective.by_duals(duals, labels, done, by_coefficients)
+    found_duals = objective.by_duals(duals, labels, done.outputs, by_coefficients)
     torch.testing.assert_close(value.detach(), expected.detach(), rtol=0, atol=1e-10)
     torch.testing.assert_close(found_inputs, by_inputs, rtol=0, atol=1e-10)
     torch.testing.assert_close(found_duals, by_duals, rtol=0, atol=1e-10)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from engram.reconstruct.engine.metric import neuron_metric
+from engram.reconstruct.engine.adam import adam, moments
+from engram.reconstruct.engine.metric import inverse_covariances
 from engram.reconstruct.engine.prior import SMOOTHING, total_variation
 from engram.reconstruct.engine.row_space import find_row_space, marchenko_pastur_quantile, noise_level
 
@@ -42,6 +43,15 @@ def test_pure_noise_has_hardly_any_direction() -> None:
     assert find_row_space(weight).rank == 1
 
 
+def test_rounding_is_no_direction() -> None:
+    """Decayed weights: signal, and rounding of many sizes in place of noise: no law tells its edge."""
+    generator = torch.Generator().manual_seed(6)
+    weight = torch.randn(200, 12, generator=generator) @ torch.randn(12, 400, generator=generator)
+    sizes = 1e-8 * torch.logspace(0, -4, 200)[:, None]
+    weight = weight.double() + sizes * torch.randn(200, 400, generator=generator, dtype=torch.float64)
+    assert find_row_space(weight.float()).rank == 12
+
+
 def test_quantile_equals_a_sampled_spectrum() -> None:
     values = torch.linalg.svdvals(torch.randn(400, 900, generator=torch.Generator().manual_seed(4)))
     for quantile in (0.1, 0.5, 0.9):
@@ -49,12 +59,13 @@ def test_quantile_equals_a_sampled_spectrum() -> None:
         assert marchenko_pastur_quantile(400, 900, quantile) == pytest.approx(sampled, rel=0.02)
 
 
-def test_metric_equals_inverses_one_by_one() -> None:
+@pytest.mark.parametrize("room", [1, 400, 10**6], ids=["a row at a time", "a few", "all at once"])
+def test_metric_equals_inverses_one_by_one(room: int) -> None:
     generator = torch.Generator().manual_seed(5)
     entering = torch.randn(20, 4, generator=generator, dtype=torch.float64)
     gates = torch.rand(20, 7, generator=generator, dtype=torch.float64)
     duals = torch.rand(20, generator=generator, dtype=torch.float64)
-    found = neuron_metric(entering, gates, duals, 0.01, chunk=3)
+    found = inverse_covariances(entering, gates * duals.square()[:, None], 0.01, room=room)
     for neuron in range(7):
         covariance = np.zeros((4, 4))
         for i in range(20):
@@ -66,8 +77,20 @@ def test_metric_equals_inverses_one_by_one() -> None:
 
 
 def test_metric_of_neurons_that_nobody_uses_is_plain() -> None:
-    found = neuron_metric(torch.ones(3, 2), torch.zeros(3, 4), torch.ones(3), 0.5)
+    found = inverse_covariances(torch.ones(3, 2), torch.zeros(3, 4), 0.5, room=1000)
     torch.testing.assert_close(found, 2 * torch.eye(2).expand(4, 2, 2))
+
+
+def test_adam_equals_torch_s() -> None:
+    generator = torch.Generator().manual_seed(7)
+    start = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    state, parameter = {"x": start.clone(), **moments("x", start)}, start.clone().requires_grad_()
+    reference = torch.optim.Adam([parameter], lr=0.03, eps=1e-12)
+    for step in range(1, 6):
+        parameter.grad = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+        adam(state, "x", parameter.grad, 0.03, step)
+        reference.step()
+    torch.testing.assert_close(state["x"], parameter.detach(), rtol=0, atol=1e-12)
 
 
 def test_total_variation_equals_a_loop_and_its_gradient_autograd() -> None:

@@ -12,9 +12,9 @@ from engram.attacker import AttackerView
 from engram.errors import ConfigError
 from engram.loop import Budget, Snapshots, run
 from engram.matching.distances import zscored
+from engram.reconstruct.engine.budget import fit_to_budget
 from engram.reconstruct.engine.closed_form import explained
 from engram.reconstruct.engine.settings import EngineSettings
-from engram.reconstruct.engine_conv.budget import fit_to_budget
 from engram.reconstruct.engine_conv.problem import outside
 from engram.reconstruct.engine_conv.solver import SPAN, ConvEngine
 from engram.reconstruct.published.relu import smoothed_relu
@@ -81,12 +81,13 @@ def test_stationarity_and_its_gradient_equal_autograd(task: Task, layers: str) -
     done = engine.objective.run(inside.detach(), duals, labels)
     torch.testing.assert_close(explained(done, 0), predicted, rtol=0, atol=1e-10)
 
-    metric = engine.objective.metric(inside.detach(), duals, labels)
-    value, by_residual = engine.objective.stationarity(done, metric)
-    margin, by_output = engine.objective.margin(done, labels, duals)
+    metric = engine.objective.metric(inside.detach(), duals)
+    value, by_residual = engine.objective.stationarity(explained(done, 0), metric)
+    sides = task.sides(labels, duals, done.outputs)
+    margin, by_margin = engine.objective.margin((sides * done.outputs).sum(1), duals)
     share = engine.objective.shares(duals)
     span = SPAN * (share * (1 - inside.square().sum(1) / features.square().sum(1))).sum()
-    slow = -(predicted * by_residual).sum() + (outputs * by_output).sum() + span
+    slow = -(predicted * by_residual).sum() + ((sides * outputs).sum(1) * by_margin).sum() + span
     (expected,) = torch.autograd.grad(slow, images)
     losses, by_images, _ = engine.gradients(state, metric, 0.0)
     torch.testing.assert_close(by_images, expected, rtol=0, atol=1e-10)
@@ -108,8 +109,8 @@ def test_resumed_anywhere_ends_bit_identical(stop: int, tmp_path: Path) -> None:
 
 def test_a_budget_becomes_a_plan() -> None:
     view = AttackerView(drawn("conv3x3 relu flatten 30 relu 1", torch.float32), SHAPE, Binary())
-    settings = EngineSettings(candidates=4, prior=0.4)
-    long, short = (fit_to_budget(view, settings, seconds) for seconds in (60.0, 0.001))
+    engine = ConvEngine(view, EngineSettings(candidates=4, prior=0.4))
+    long, short = (fit_to_budget(engine, seconds).settings for seconds in (60.0, 0.001))
     assert (short.steps, short.restarts) == (40, 2)
     assert long.steps * long.restarts > 80
     assert long.candidates == 4

@@ -7,7 +7,9 @@ metric         how far each neuron's equation can be trusted in each direction
 prior          total variation, the mild image prior
 objective      stationarity under the metric, margin, prior
 schedule       trials that choose the prior's strength, then the restarts
-solver         the iteration
+iteration      steps, starts, pool: what all engines do alike
+adam           how they move
+solver         the engine of fully-connected networks
 consensus      agreement of the restarts, merging, a score for every candidate without any training data
 budget         a time as a plan
 """

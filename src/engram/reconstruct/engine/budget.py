@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any, TypeVar
 
-from engram.attacker import AttackerView
+from engram.reconstruct.engine.iteration import EngineIteration
 from engram.reconstruct.engine.settings import EngineSettings
-from engram.reconstruct.engine.solver import Engine
+
+E = TypeVar("E", bound=EngineIteration[Any])
 
 USED = 0.85
 """Share of the budget that is planned; the rest is for scoring, files and a machine that others use too."""
@@ -15,34 +17,34 @@ FEWEST_STEPS, MOST_STEPS = 40, 1000
 WARM_UP, MEASURED = 2, 4
 
 
-def fit_to_budget(view: AttackerView, settings: EngineSettings, seconds: float) -> EngineSettings:
-    """Settings whose whole schedule takes about `seconds`: longer starts first, then more of them.
+def fit_to_budget(engine: E, seconds: float) -> E:
+    """The engine whose whole schedule takes about `seconds`: longer starts first, then more of them.
 
     Two short starts beat a long one, since only their agreement tells what is real; beyond `MOST_STEPS` a start
     gains little, and the time goes into further restarts.
     """
-    engine = Engine(view, settings)
+    schedule, settings = engine.schedule, engine.settings
+    trials = schedule.trials * schedule.trial_steps / schedule.steps
+    affordable = int(USED * seconds / seconds_per_step(engine))
+    return replace(engine, settings=plan(settings, trials, affordable))
+
+
+def seconds_per_step(engine: EngineIteration[Any]) -> float:
+    """Measured on a few steps; the metric is recomputed every so many, and the first step shows what it costs."""
     state = engine.init()
     for _ in range(WARM_UP):
         engine.step(state)
     started = time.monotonic()
     for _ in range(MEASURED):
         engine.step(state)
-    # The metric is recomputed every so many steps; its cost shows in the first step, so time that one too.
     each = (time.monotonic() - started) / MEASURED
     started = time.monotonic()
     engine.step(engine.init())
-    each += max(0.0, time.monotonic() - started - each) / settings.metric_every
-    return plan(settings, trial_steps_per_step(engine), int(USED * seconds / each))
-
-
-def trial_steps_per_step(engine: Engine) -> float:
-    """Steps of all trials together for each step of a restart."""
-    return engine.schedule.trials * engine.schedule.trial_steps / engine.schedule.steps
+    return each + max(0.0, time.monotonic() - started - each) / engine.settings.metric_every
 
 
 def plan(settings: EngineSettings, trials: float, affordable: int) -> EngineSettings:
-    """Split `affordable` steps over the trials and at least two restarts.
+    """Split `affordable` steps over at least two restarts and the trials, given in steps for each of a restart.
 
     >>> short = plan(EngineSettings(), 1.25, 650)
     >>> short.steps, short.restarts

@@ -47,7 +47,7 @@ def run_pass(
     entering, gates = [], []
     hidden = inputs
     for layer, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):
-        entering.append(hidden if bias is None else torch.cat([hidden, hidden.new_ones(len(hidden), 1)], 1))
+        entering.append(with_constant(hidden, bias))
         pre = torch.nn.functional.linear(hidden, weight, bias)
         if layer < len(network.weights) - 1:
             gates.append(torch.sigmoid(slope * pre))
@@ -58,6 +58,17 @@ def run_pass(
         arriving.insert(0, signals[0] @ weight)
         signals.insert(0, gate * arriving[0])
     return Pass(entering, gates, arriving, signals, pre)
+
+
+def with_constant(hidden: Tensor, bias: Tensor | None) -> Tensor:
+    """[h; 1] where the layer has a bias, else h."""
+    return hidden if bias is None else torch.cat([hidden, hidden.new_ones(len(hidden), 1)], 1)
+
+
+def first_gates(network: DenseNetwork, inputs: Tensor, slope: float) -> Tensor:
+    """g_1 alone, [m, h]: it needs none of the layers above."""
+    pre = torch.nn.functional.linear(inputs, network.weights[0], network.biases[0])
+    return pre.mul_(slope).sigmoid_()
 
 
 def explained(done: Pass, layer: int) -> Tensor:

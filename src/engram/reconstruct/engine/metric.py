@@ -5,34 +5,83 @@ it was learnt), so neuron k's residual has covariance proportional to
 
     C_k = sum_{i active on k} lambda_i² [x_i; 1][x_i; 1]ᵀ
 
-and its squared residual is weighed with (C_k / largest eigenvalue + ridge)⁻¹ / ||row_k||².
+and its squared residual is weighed with (C_k / largest eigenvalue + ridge)⁻¹ / ||row_k||². A matrix a neuron is
+[h, k, k]; where that is too much for the memory, neurons that are active on the same candidates share theirs.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 
+from engram.reconstruct.engine.groups import Groups
+
 POWER_STEPS = 15
+MOST_AT_ONCE = 250
 
 
-def neuron_metric(entering: Tensor, gates: Tensor, duals: Tensor, ridge: float, *, chunk: int = 250) -> Tensor:
-    """The inverse covariances [h, k, k] for entering [m, k], gates [m, h], duals [m].
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """M_k = scale_k A_g for the neurons k of group g: A [G, k, k], scale [h]; and what it makes of the weights
+    themselves, M w [h, k] and wᵀ M w [h]."""
 
-    Neurons in chunks, so that the matrices of one chunk and the result are all that is held. Positive definite,
-    hence Cholesky: batched LU fails inside some BLAS libraries at this size.
+    matrices: Tensor
+    groups: Groups
+    scale: Tensor
+    pulled: Tensor
+    energies: Tensor
+
+    @classmethod
+    def of(cls, matrices: Tensor, groups: Groups, scale: Tensor, weights: Tensor) -> Metric:
+        """Scaled so that the weights [h, k] have energy 1 in all."""
+        pulled = scale[:, None] * groups.apply(matrices, weights)
+        energies = (pulled * weights).sum(1)
+        total = energies.sum()
+        return cls(matrices, groups, scale / total, pulled / total, energies / total)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """M_k r_k for rows [h, k]."""
+        return self.scale[:, None] * self.groups.apply(self.matrices, rows)
+
+    def without(self, every: int) -> Metric:
+        """Every so-manieth neuron left out of the fit."""
+        scale, pulled, energies = self.scale.clone(), self.pulled.clone(), self.energies.clone()
+        for values in (scale, pulled, energies):
+            values[::every] = 0
+        return replace(self, scale=scale, pulled=pulled, energies=energies)
+
+
+def inverse_covariances(entering: Tensor, weights: Tensor, ridge: float, *, room: int) -> Tensor:
+    """(C_g / largest eigenvalue + ridge)⁻¹ [G, k, k], C_g = sum_i weights_ig x_i x_iᵀ, for entering [m, k].
+
+    Beside the result about `room` bytes are used. Positive definite, hence Cholesky: batched LU fails inside some
+    BLAS libraries at this size.
+    """
+    count, k = weights.shape[1], entering.shape[1]
+    matrix = k * k * entering.element_size()
+    chunk = max(1, min(MOST_AT_ONCE, room // (6 * matrix)))
+    result = entering.new_empty(count, k, k)
+    for start in range(0, count, chunk):
+        part = result[start : start + chunk]
+        _covariances(entering, weights[:, start : start + chunk], part, room // 2)
+        part /= _largest_eigenvalue(part)[:, None, None]
+        part.diagonal(dim1=1, dim2=2).add_(ridge)
+        part.copy_(torch.cholesky_inverse(torch.linalg.cholesky(part)))
+    return result
+
+
+def _covariances(entering: Tensor, weights: Tensor, result: Tensor, room: int) -> None:
+    """sum_i weights_ig x_i x_iᵀ into result [G, k, k], a few rows of all matrices at a time.
+
+    Outer products of the rows [m, rows k] make it one product of large matrices.
     """
     m, k = entering.shape
-    outer = (entering[:, :, None] * entering[:, None, :]).reshape(m, k * k)
-    weights = gates * duals.square()[:, None]
-    identity = torch.eye(k, dtype=entering.dtype, device=entering.device)
-    inverses = []
-    for start in range(0, gates.shape[1], chunk):
-        covariance = (weights[:, start : start + chunk].T @ outer).view(-1, k, k)
-        scale = _largest_eigenvalue(covariance)[:, None, None]
-        factor = torch.linalg.cholesky(covariance / scale + ridge * identity)
-        inverses.append(torch.cholesky_inverse(factor))
-    return torch.cat(inverses)
+    rows = max(1, min(k, room // (m * k * entering.element_size())))
+    for start in range(0, k, rows):
+        outer = entering[:, start : start + rows, None] * entering[:, None, :]
+        result[:, start : start + rows] = (weights.T @ outer.flatten(1)).view(len(result), -1, k)
 
 
 def _largest_eigenvalue(matrices: Tensor) -> Tensor:

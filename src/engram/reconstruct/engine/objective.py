@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from engram.loop import State
-from engram.reconstruct.engine.closed_form import Pass, explained, parameters, pull_back, run_pass
-from engram.reconstruct.engine.metric import neuron_metric
+from engram.reconstruct.engine.closed_form import Pass, first_gates, parameters, run_pass, with_constant
+from engram.reconstruct.engine.groups import Groups
+from engram.reconstruct.engine.metric import Metric, inverse_covariances
+from engram.reconstruct.engine.passes import ARRAYS, Passes, chunks
 from engram.reconstruct.engine.prior import total_variation
 from engram.reconstruct.engine.scales import Scales
 from engram.reconstruct.engine.settings import EngineSettings
@@ -31,28 +33,6 @@ def row_energies(weights: Tensor) -> Tensor:
     """
     energies = weights.square().sum(1)
     return energies.clamp(min=FAINT * float(energies.median()))
-
-
-@dataclass(frozen=True, eq=False)
-class Metric:
-    """M_k / ||w_k||² [h, k, k], and what it makes of the weights themselves: M w [h, k] and wᵀ M w [h]."""
-
-    matrices: Tensor
-    pulled: Tensor
-    energies: Tensor
-
-    @classmethod
-    def of(cls, matrices: Tensor, weights: Tensor) -> Metric:
-        pulled = torch.bmm(matrices, weights[:, :, None]).squeeze(2)
-        return cls(matrices, pulled, (pulled * weights).sum(1))
-
-    def without(self, every: int) -> Metric:
-        """Every so-manieth neuron left out of the fit."""
-        matrices = self.matrices.clone()
-        matrices[::every] = 0
-        pulled, energies = self.pulled.clone(), self.energies.clone()
-        pulled[::every], energies[::every] = 0, 0
-        return Metric(matrices, pulled, energies)
 
 
 def gains(overlap: Tensor, predicted: Tensor, energies: Tensor) -> Tensor:
@@ -79,29 +59,49 @@ class Objective:
 
     def __call__(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """The terms of F, and its gradients by latents [m, r] and duals."""
+        return self.from_passes(
+            state, self.passes(state["latents"], state["duals"], state["labels"]), metric, prior
+        )
+
+    def from_passes(
+        self, state: State, passes: Passes, metric: Metric, prior: float
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """The same from passes that were made with the state's latents, duals and labels."""
         latents, duals, labels = state["latents"], state["duals"], state["labels"]
-        done = self.run(latents, duals, labels)
-        stationarity, by_residual = self.stationarity(done, metric)
-        margin, by_output = self.margin(done, labels, duals)
-        by_latents, by_coefficients = pull_back(
-            self.scales.network, done, self.scales.slope, {0: by_residual}, by_output
+        stationarity, by_residual = self.stationarity(passes.explained, metric)
+        sides = self.task.sides(labels, duals, passes.outputs)
+        margin, by_margin = self.margin((sides * passes.outputs).sum(1), duals)
+        by_latents, by_coefficients = passes.pull_back(
+            self.scales.network, self.scales.slope, {0: by_residual}, by_margin[:, None] * sides
         )
         losses = {"stationarity": stationarity, "margin": margin}
         if prior > 0:
             variation, by_variation = self.variation(latents, duals)
             losses["variation"] = prior * variation
             by_latents = by_latents + prior * by_variation
-        return losses, by_latents, self.by_duals(duals, labels, done, by_coefficients)
+        return losses, by_latents, self.by_duals(duals, labels, passes.outputs, by_coefficients)
+
+    def passes(self, latents: Tensor, duals: Tensor, labels: Tensor) -> Passes:
+        """All candidates, in chunks that there is room for."""
+
+        def run(part: slice) -> Pass:
+            return self.run(latents[part], duals[part], labels[part])
+
+        return Passes.over(run, self.chunks(len(latents)))
+
+    def chunks(self, candidates: int) -> list[slice]:
+        """So many candidates in chunks whose passes there is room for."""
+        return self._chunks(candidates, ARRAYS * sum(self.scales.network.sizes))
 
     def run(self, latents: Tensor, duals: Tensor, labels: Tensor) -> Pass:
         weigh = partial(self.task.output_weights, labels, duals)
         return run_pass(self.scales.network, latents, weigh, self.scales.slope)
 
-    def by_duals(self, duals: Tensor, labels: Tensor, done: Pass, by_coefficients: Tensor) -> Tensor:
+    def by_duals(self, duals: Tensor, labels: Tensor, outputs: Tensor, by_coefficients: Tensor) -> Tensor:
         """Through the coefficients, which are linear in the duals; the task knows how."""
         with torch.enable_grad():
             leaf = duals.detach().requires_grad_()
-            coefficients = self.task.output_weights(labels, leaf, done.outputs)
+            coefficients = self.task.output_weights(labels, leaf, outputs)
             (gradient,) = torch.autograd.grad(coefficients, leaf, by_coefficients)
         return gradient
 
@@ -113,13 +113,12 @@ class Objective:
     def total(self, sizes: Tensor) -> Tensor:
         return sizes.sum().clamp(min=1e-12 * self.scales.dual)
 
-    def stationarity(self, done: Pass, metric: Metric) -> tuple[Tensor, Tensor]:
-        """sum_k min_s of the residual of neuron k (`gains`), and its gradient by the residual w - p, [h, k].
+    def stationarity(self, predicted: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
+        """sum_k min_s of the residual of neuron k (`gains`), and its gradient by the residual w - p, p [h, k].
 
         At its minimum in s the value depends on p through the residual alone: dF/dp = -2 s M (w - s p).
         """
-        predicted = explained(done, 0)
-        pulled = torch.bmm(metric.matrices, predicted[:, :, None]).squeeze(2)
+        pulled = metric(predicted)
         weights = parameters(self.scales.network, 0)
         overlap, square = (pulled * weights).sum(1), (pulled * predicted).sum(1)
         gain = gains(overlap, square, metric.energies)
@@ -129,39 +128,45 @@ class Objective:
 
     def unexplained(self, state: State) -> Tensor:
         """What is left of each neuron at its best gain, ||w_k - s_k p_k||² / ||w_k||², [h]."""
-        done = self.run(state["latents"], state["duals"], state["labels"])
-        weights, predicted = parameters(self.scales.network, 0), explained(done, 0)
+        predicted = self.passes(state["latents"], state["duals"], state["labels"]).explained
+        weights = parameters(self.scales.network, 0)
         gain = gains((weights * predicted).sum(1), predicted.square().sum(1), weights.square().sum(1))
         left = weights - gain[:, None] * predicted
         return left.square().sum(1) / row_energies(weights)
 
-    def metric(self, latents: Tensor, duals: Tensor, labels: Tensor) -> Metric:
+    def metric(self, latents: Tensor, duals: Tensor) -> Metric:
         """Scaled so that candidates that explain nothing have loss 1."""
-        done = self.run(latents, duals, labels)
-        sizes = self.task.sample_duals(duals)
-        matrices = neuron_metric(done.entering[0], done.gates[0], sizes, self.settings.ridge)
-        weights = parameters(self.scales.network, 0)
-        matrices /= row_energies(weights)[:, None, None]
-        matrices /= torch.einsum("kp,kpq,kq->", weights, matrices, weights)
-        return Metric.of(matrices, weights)
+        network, room = self.scales.network, self.settings.room
+        weights = parameters(network, 0)
+        entering = with_constant(latents, network.biases[0])
+        used = first_gates(network, latents, self.scales.slope)
+        used *= self.task.sample_duals(duals).square()[:, None]
+        groups = Groups.alike(used, max(1, room // (weights.element_size() * weights.shape[1] ** 2)))
+        matrices = inverse_covariances(entering, groups.summed(used), self.settings.ridge, room=room)
+        return Metric.of(matrices, groups, 1 / row_energies(weights), weights)
 
-    def margin(self, done: Pass, labels: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
+    def margin(self, margins: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
         """Squared distance of margin / gamma from [1 - tolerance, 1 + tolerance], duals as weights.
 
-        gamma = ||[W_1 b_1]||² / sum lambda, as the first layer is homogeneous. Value, and gradient by Phi [m, C].
+        gamma = ||[W_1 b_1]||² / sum lambda, as the first layer is homogeneous. Value, and gradient by margins [m].
         """
         sizes = self.task.sample_duals(duals).abs()
         gamma = parameters(self.scales.network, 0).square().sum() / self.total(sizes)
-        sides = self.task.sides(labels, duals, done.outputs)
-        excess = (sides * done.outputs).sum(1) / gamma - 1
+        excess = margins / gamma - 1
         outside = excess - excess.clamp(-self.settings.margin_tolerance, self.settings.margin_tolerance)
         share = self.settings.margin_weight * self.shares(duals)
-        return (share * outside.square()).sum(), (2 * share * outside / gamma)[:, None] * sides
+        return (share * outside.square()).sum(), 2 * share * outside / gamma
 
     def variation(self, latents: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
         """Total variation of the images, duals as weights, and its gradient by the latents [m, r]."""
         basis = self.scales.space.basis.to(latents.dtype)
-        images = (latents @ basis).view(-1, *self.input_shape)
-        values, gradients = total_variation(images)
+        values, gradients = [], []
+        for part in self._chunks(len(latents), ARRAYS * basis.shape[1]):
+            value, by_pixels = total_variation((latents[part] @ basis).view(-1, *self.input_shape))
+            values.append(value)
+            gradients.append(by_pixels.flatten(1) @ basis.T)
         share = self.shares(duals)
-        return (share * values).sum(), share[:, None] * (gradients.flatten(1) @ basis.T)
+        return (share * torch.cat(values)).sum(), share[:, None] * torch.cat(gradients)
+
+    def _chunks(self, candidates: int, values_each: int) -> list[slice]:
+        return chunks(candidates, self.settings.torch_dtype.itemsize * values_each, self.settings.room)

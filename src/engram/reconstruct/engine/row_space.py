@@ -15,6 +15,8 @@ from torch import Tensor
 
 SAFETY = 1.15
 """Signal directions start this factor above the noise edge, where the noise's own fluctuations have ended."""
+SMALLEST = 1e-8
+"""Share of the largest singular value below which `decompose` gives none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +41,8 @@ def find_row_space(weight: Tensor) -> RowSpace:
     values, directions = decompose(weight.double())
     noise_std = noise_level(values, weight.shape[0], weight.shape[1])
     edge = noise_std * (math.sqrt(weight.shape[0]) + math.sqrt(weight.shape[1]))
+    # Weight decay can take all noise away; what is left below the largest value is then rounding, no signal.
+    edge = max(edge, float(values[0]) * max(torch.finfo(weight.dtype).eps, SMALLEST))
     rank = max(1, int((values > SAFETY * edge).sum()))
     return RowSpace(directions[:rank].to(weight.dtype), values, noise_std, edge)
 

@@ -17,6 +17,8 @@ class EngineSettings:
     `steps` for each of `restarts` independent starts; all their candidates are pooled. `prior` is the strength of
     total variation, 0 for none; None tries `PRIOR_GRID` on short starts first and takes what predicts neurons that
     were left out best. `ridge` and `margin_*` are the metric's and the margin's, see their modules.
+    `memory` bounds in bytes what grows with neurons times candidates or directions, half for the metric, half for
+    everything else: beyond it neurons share metrics and candidates come in chunks.
     """
 
     candidates: int | None = None
@@ -27,11 +29,12 @@ class EngineSettings:
     margin_weight: float = 0.4
     margin_tolerance: float = 0.15
     metric_every: int = 50
+    memory: int = 4_000_000_000
     dtype: Literal["float32", "float64"] = "float32"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "restarts", "ridge", "metric_every"):
+        for name in ("steps", "restarts", "ridge", "metric_every", "memory"):
             require(getattr(self, name) > 0, name, "must be positive", getattr(self, name))
         for name in ("margin_weight", "margin_tolerance"):
             require(getattr(self, name) >= 0, name, "must not be negative", getattr(self, name))
@@ -40,6 +43,11 @@ class EngineSettings:
         )
         require(self.prior is None or self.prior >= 0, "prior", "must not be negative", self.prior, "0 is none")
         require(self.dtype in ("float32", "float64"), "dtype", "must be float32 or float64", self.dtype)
+
+    @property
+    def room(self) -> int:
+        """Bytes for the metric, and as many for everything else."""
+        return self.memory // 2
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -11,5 +11,5 @@ training image has its features there. So pixels are the unknowns, their feature
 through the engine's own objective, and what sticks out of it is penalised.
 
 problem    the row space over features, and every scale, from the weights
-solver     the iteration
+solver     the engine
 """
