@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from engram import files
 from engram.errors import CheckpointError, ConfigError
 from engram.experiments.case import Case, Setting, find_case, run_case
-from engram.experiments.computing import Means, Order
+from engram.experiments.computing import Means
 from engram.experiments.records import RECORD_FILE, Finished
+from engram.experiments.scoring import Order
 from engram.reconstruct.engine.settings import EngineSettings
 
 SMOKE = Setting(scale="smoke", means=Means())
@@ -25,7 +27,9 @@ SMOKE = Setting(scale="smoke", means=Means())
 
 def _run(order: Order, home: Path) -> tuple[Finished, list[float]]:
     told: list[float] = []
-    return run_case(order, Means(), home, told=told.append), told
+    finished = run_case(order, Means(), home, told=told.append)
+    assert finished is not None
+    return finished, told
 
 
 def test_computed_once_and_read_back(tmp_path: Path) -> None:
@@ -77,6 +81,16 @@ def test_damage_is_named_with_its_cure(tmp_path: Path) -> None:
     (tmp_path / "cases" / order.key / RECORD_FILE).write_text("{}")
     with pytest.raises(CheckpointError, match=r"is damaged \(key: Field required\); delete it"):
         find_case(order, tmp_path)
+
+
+def test_a_case_of_another_process_is_left_to_it(tmp_path: Path) -> None:
+    """A lock of this process would not keep another call of it out, but that of an open file does."""
+    order = Case("cifar50", "weights").order(SMOKE)
+    (tmp_path / "work").mkdir()
+    with files.locked(tmp_path / "work" / f"{order.key}.lock"):
+        assert run_case(order, Means(), tmp_path, told=lambda share: None, wait=False) is None
+    assert find_case(order, tmp_path) is None
+    assert run_case(order, Means(), tmp_path, told=lambda share: None, wait=False) is not None
 
 
 LONG = 400

@@ -11,6 +11,7 @@ import pytest
 
 from engram.cli.reproduce import reproduce
 from engram.errors import CheckpointError, ConfigError, DataError
+from engram.experiments.case import Case
 from engram.experiments.catalogue import CATALOGUE
 from engram.experiments.publishing import publish
 from engram.experiments.records import Finished
@@ -38,6 +39,7 @@ def test_page_and_markdown_hold_what_the_json_says(run: Run, tmp_path: Path) -> 
     assert "| 72.0 % | 64.0 % | 2.14 | – | 8.0 points short; cut: 10 images of faces" in text.read_text()
     shown = page.read_text()
     assert "8,765" in shown
+    assert "cifar50, test accuracy: 8.0 points short; cut: 10 images of faces" in shown
     assert shown.count("data:image/png;base64,") == 1
     assert "http" not in shown.replace("http-equiv", "")
 
@@ -52,8 +54,36 @@ def test_a_failure_is_recorded_and_the_next_one_begins(run: Run, said: list[str]
     assert "haim/fig3 failed: ValueError: no ink" in said
     text = publish(tmp_path)[1].read_text()
     assert "- Failed: ValueError: no ink" in text
+    assert "- haim/fig3 failed: ValueError: no ink" in text
     with pytest.raises(ValueError, match="no ink"):
         run.experiments([bad], go_on=False)
+
+
+def test_a_case_that_fails_ahead_fails_what_needs_it(run: Run, said: list[str]) -> None:
+    missing = replace(CATALOGUE["haim/fig1"], id="haim/fig3", cases=(Case("cifar50"), Case("nothing")))
+    with pytest.raises(ConfigError, match="there is no preset 'nothing'"):
+        run.experiments([missing], go_on=False)
+
+    setting = replace(run.setting, means=replace(run.setting.means, device="nowhere"))
+    records = replace(run, setting=setting).experiments([CATALOGUE["haim/fig1"]], go_on=True)
+    assert records[0]["failed"].startswith("RuntimeError")
+    assert said[-1].startswith("haim/fig1 failed: RuntimeError")
+
+
+def test_two_settings_are_never_mixed(run: Run) -> None:
+    run.experiments([CATALOGUE["haim/fig1"]], go_on=False)
+    other = replace(run, setting=replace(run.setting, seed=1))
+    with pytest.raises(ConfigError, match="--recipe engine --seed 0, not --scale smoke --recipe engine --seed 1"):
+        other.experiments([CATALOGUE["haim/fig1"]], go_on=False)
+
+
+def test_a_figure_that_is_gone_is_an_error_with_a_cure(run: Run, tmp_path: Path) -> None:
+    run.experiments([CATALOGUE["haim/fig1"]], go_on=False)
+    (tmp_path / "figures" / "haim-fig1.png").unlink()
+    with pytest.raises(CheckpointError, match=r"holds a damaged experiment .FileNotFoundError.*; run it again"):
+        publish(tmp_path)
+    run.experiments([CATALOGUE["haim/fig1"]], go_on=False)
+    publish(tmp_path)
 
 
 def test_nothing_to_show_is_an_error(tmp_path: Path) -> None:

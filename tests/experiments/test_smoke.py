@@ -41,7 +41,9 @@ def test_published_numbers_belong_to_presets() -> None:
 @pytest.mark.parametrize("preset", ["cifar50", "mnist500", "classes10", "cifar300-huber", "conv3x32"])
 def test_the_published_scheme_attacks_the_same_targets(preset: str, smoke: Run, papers: Path) -> None:
     order = Case(preset).order(replace(smoke.setting, recipe="haim2022"))
-    record = run_case(order, smoke.setting.means, papers, told=lambda share: None).record
+    finished = run_case(order, smoke.setting.means, papers, told=lambda share: None)
+    assert finished is not None
+    record = finished.record
     assert record.attack == "haim2022"
     assert record.steps == SMOKE_STEPS
     assert "one run of the published scheme instead of a search of 100" in record.cuts

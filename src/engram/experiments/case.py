@@ -18,9 +18,10 @@ from pathlib import Path
 from engram import files
 from engram.errors import require
 from engram.experiments.attacks import RECIPES, AttackName, plan_attack
-from engram.experiments.computing import Means, Order, compute
+from engram.experiments.computing import Means, compute
 from engram.experiments.progress import Told
 from engram.experiments.records import Finished, read_finished
+from engram.experiments.scoring import Order
 from engram.experiments.zoo import SCALES, Scale, plan
 
 CASE_VERSION = 1  # raise it when a change of the code changes what a case holds
@@ -68,11 +69,16 @@ def find_case(order: Order, home: Path) -> Finished | None:
     return read_finished(home / "cases" / order.key)
 
 
-def run_case(order: Order, means: Means, home: Path, *, told: Told) -> Finished:
-    """The case from its directory, or computed, going on with what a killed process left."""
+def run_case(order: Order, means: Means, home: Path, *, told: Told, wait: bool = True) -> Finished | None:
+    """The case from its directory, or computed, going on with what a killed process left.
+
+    None without `wait` if another process is computing it.
+    """
     work = home / "work" / order.key
     work.parent.mkdir(parents=True, exist_ok=True)
-    with files.locked(work.with_name(f"{order.key}.lock")):
+    with files.locked(work.with_name(f"{order.key}.lock"), wait=wait) as own:
+        if not own:
+            return None
         if (kept := find_case(order, home)) is not None:
             return kept
         finished = compute(order, means, work, told=told)

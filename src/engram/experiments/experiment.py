@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,14 +11,22 @@ from engram.experiments.drawings import Draw, good_words, no_figure
 from engram.experiments.records import CaseRecord
 from engram.experiments.zoo import Scale
 
+AS_PUBLISHED = "as published"
+Judge = Callable[[Sequence[CaseRecord]], tuple[str, str]]
+"""What the records of the cases say, and how that stands beside the paper."""
+
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper in short, and the same of ours made from the records of the cases."""
+    """A sentence of the paper in short, and how ours is made from the records of the cases."""
 
     what: str
     paper: str
-    here: Callable[[Sequence[CaseRecord]], str]
+    judge: Judge
+
+    def judged(self, records: Sequence[CaseRecord]) -> dict[str, str]:
+        here, beside = self.judge(records)
+        return {"what": self.what, "paper": self.paper, "here": here, "beside": beside}
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,22 @@ def cases(*presets: str) -> tuple[Case, ...]:
     return tuple(Case(preset) for preset in presets)
 
 
-def good_at(place: int) -> Callable[[Sequence[CaseRecord]], str]:
-    """The count of the case at that place, beside its null."""
-    return lambda records: good_words(records[place])
+def count_at(place: int, *, low: float = 0, high: float = math.inf) -> Judge:
+    """The count of the case at that place, beyond held-out; the paper has `low` to `high`."""
+
+    def judge(records: Sequence[CaseRecord]) -> tuple[str, str]:
+        record = records[place]
+        count = recovered(record)
+        beside = AS_PUBLISHED
+        if count < low:
+            beside = f"{low - count:g} fewer"
+        elif count > high:
+            beside = f"{count - high:g} more"
+        return good_words(record), beside
+
+    return judge
+
+
+def recovered(record: CaseRecord) -> float:
+    """Good images beyond held-out; all of them where no image could be held out."""
+    return float(record.good.train if record.good.excess is None else record.good.excess)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from engram.experiments.case import Case
 from engram.experiments.drawings import (
     baselines,
@@ -13,15 +11,7 @@ from engram.experiments.drawings import (
     scatters,
     weight_images,
 )
-from engram.experiments.experiment import Claim, Experiment, cases, good_at
-from engram.experiments.records import CaseRecord
-
-
-def _near(records: Sequence[CaseRecord]) -> str:
-    """How many points lie within 0.1 of a reconstructed one."""
-    record = records[0]
-    return f"{record.good.train} of {record.n} within 0.1, of {record.candidates} reconstructed ones"
-
+from engram.experiments.experiment import Claim, Experiment, cases, count_at
 
 _DEPTHS = ("cifar500-100-100", "cifar500-1000-500-100", "cifar500-1000-500-100-50", "cifar500-biases")
 _FIG4 = cases("cifar50", "cifar100", "cifar500", "cifar1000", *_DEPTHS)
@@ -37,7 +27,7 @@ HAIM: tuple[Experiment, ...] = (
         "Two dimensions: 20 points on the circle",
         (Case("circle", "circle"),),
         own_figures,
-        (Claim("points recovered", "all 20", _near),),
+        (Claim("points recovered", "all 20", count_at(0, low=20)),),
     ),
     Experiment("haim/fig3", "CIFAR-10 and MNIST, 500 images", cases("cifar500", "mnist500"), galleries()),
     Experiment("haim/fig4", "SSIM against output: numbers of images, architectures", _FIG4, scatters()),
@@ -48,11 +38,11 @@ HAIM: tuple[Experiment, ...] = (
         _BASELINES,
         baselines,
         (
-            Claim("points that inversion finds", "7 of 20", good_at(0)),
-            Claim("images of CIFAR-10 that inversion finds", "none: blurred classes", good_at(1)),
-            Claim("images of MNIST that inversion finds", "none: blurred classes", good_at(2)),
-            Claim("weights like images of CIFAR-10", "3 or 4 at the most", good_at(4)),
-            Claim("weights like images of MNIST", "3 or 4 at the most", good_at(5)),
+            Claim("points that inversion finds", "7 of 20", count_at(0, low=7, high=7)),
+            Claim("images of CIFAR-10 that inversion finds", "none: blurred classes", count_at(1, high=0)),
+            Claim("images of MNIST that inversion finds", "none: blurred classes", count_at(2, high=0)),
+            Claim("weights like images of CIFAR-10", "3 or 4 at the most", count_at(4, high=4)),
+            Claim("weights like images of MNIST", "3 or 4 at the most", count_at(5, high=4)),
         ),
     ),
     *(

@@ -46,7 +46,8 @@ class Statement:
         keys = [(preset, named or attack) for preset, named in self.cases]
         missing = [f"{preset} ({named})" for preset, named in keys if (preset, named) not in rows]
         if missing:
-            return Trend(self.words, f"not run: {', '.join(missing)}", None)
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            return Trend(self.words, f"not run: {', '.join(missing[:3])}{more}", None)
         return Trend(self.words, *self.judge([rows[key] for key in keys]))
 
 

@@ -22,9 +22,19 @@ class Exhibit:
     notes: Sequence[str]
 
 
-def render_papers(title: str, lead: str, trends: Table | None, exhibits: Sequence[Exhibit]) -> str:
+def render_papers(
+    title: str, lead: str, differences: Sequence[str], trends: Table | None, exhibits: Sequence[Exhibit]
+) -> str:
     """The page as one self-contained HTML document."""
-    return render_template("papers.html", title=title, lead=lead, trends=trends, exhibits=exhibits, uri=png_uri)
+    return render_template(
+        "papers.html",
+        title=title,
+        lead=lead,
+        differences=differences,
+        trends=trends,
+        exhibits=exhibits,
+        uri=png_uri,
+    )
 
 
 def png_uri(content: bytes) -> str:
