@@ -34,6 +34,8 @@ RANK_AT_500, RANK_EXPONENT = 167, 0.78
 """CIFAR-10, n=500, has 167 directions; the exponent is assumed and gives 1,000 at n=5000."""
 GPU_FLOPS, GPU_BYTES = 1e13, 1e12
 """Assumed of one GPU: half of an A100's float32 rate without tensor cores, two thirds of its bandwidth."""
+MEASURED_FLOPS = 1e11
+"""The engine is measured with as many candidates as this allows."""
 WORKERS = (1, 2, 4, 8)
 EPOCHS = 10_000
 
@@ -68,8 +70,7 @@ def rank(n: int, inputs: int, width: int) -> int:
 
 
 def cases(sizes: Sizes, threads: int) -> list[Case]:
-    channels, height, width = sizes.image
-    inputs = channels * height * width
+    inputs = math.prod(sizes.image)
     chosen = [(kind, n, w) for kind in ("training", "engine") for n, w in sizes.pairs]
     chosen += [("row_space", sizes.ns[0], w) for w in sizes.widths]
     return [
@@ -81,11 +82,17 @@ def cases(sizes: Sizes, threads: int) -> list[Case]:
             candidates=CANDIDATES_PER_DIRECTION * k,
             image=sizes.image,
             batch=sizes.batch,
-            measured=sizes.measured,
+            measured=max(sizes.measured, int(MEASURED_FLOPS / flops_a_candidate(w, k))),
             threads=threads,
         )
         for kind, n, w in chosen
     ]
+
+
+def flops_a_candidate(width: int, rank: int) -> float:
+    """About: a step's products with the second layer, and a share in every matrix of the metric."""
+    matrices = min(width, EngineSettings().room / (4 * rank**2))
+    return 12.0 * width**2 + 2.0 * rank**2 * matrices
 
 
 def measure(case: Case) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import torch
 from benchmarks.growth_price import Price, at, timed
 from engram import files
 from engram.bench.machine import peak_memory_bytes
+from engram.reconstruct.engine.metric import MOST_AT_ONCE
 from engram.reconstruct.engine.objective import Objective
 from engram.reconstruct.engine.passes import ARRAYS
 from engram.reconstruct.engine.row_space import RowSpace, find_row_space
@@ -139,11 +140,12 @@ def _pass_bytes(case: Case, count: int) -> int:
 def _computed_peak(case: Case, groups: int, parts: int) -> int:
     """Weights, metrics, one chunk of a pass or of the next metric; gates, moments and pool of all candidates."""
     room = EngineSettings().room
+    matrix = 4 * (case.rank + 1) ** 2
     weights = 4 * (case.inputs * case.width + case.width**2 + 4 * case.width * case.rank)
-    metrics = 4 * groups * (case.rank + 1) ** 2
-    chunk = min(room, _pass_bytes(case, case.candidates) // parts)
+    making = min(room, matrix * (case.candidates + 3 * min(groups, MOST_AT_ONCE)))
+    chunk = max(making, _pass_bytes(case, case.candidates) // parts)
     shared = 4 * case.candidates * (2 * case.width + 12 * case.rank)
-    return weights + metrics + chunk + shared
+    return weights + groups * matrix + chunk + shared
 
 
 def main(request: Path, result: Path) -> None:

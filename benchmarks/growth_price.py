@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-REPEATS, LONG = 3, 2.0
+REPEATS, LONG = 3, 10.0
 """Work that takes longer than so many seconds is run once."""
 FACTOR = {"mm": 0, "bmm": 0, "addmm": 1, "addmm_": 1, "baddbmm": 1}
 """Where a product's first factor stands among its arguments."""

@@ -71,6 +71,24 @@ def test_with_data_the_pool_is_scored_and_nothing_else_changes(target: Path, tmp
     assert json.loads(again)["scores"]["counts"] == scored["scores"]["counts"], "data may come later"
 
 
+def test_a_time_cuts_the_steps_and_a_resumed_sweep_keeps_them(target: Path, tmp_path: Path) -> None:
+    arguments = ("sweep", target, "--trials", 2, "--jobs", 0, "--set", "candidates=8", "-o", tmp_path / "run")
+    printed = json.loads(engram(*arguments, "--budget", "0.5s", "--json"))
+    steps = printed["space"]["fixed"]["steps"]
+    assert 1 <= steps < 50_000
+    assert [row["steps"] for row in printed["trials"]] == [steps, steps]
+    again = json.loads(engram(*arguments, "--budget", "9s", "--resume", "--json"))
+    assert again["space"]["fixed"]["steps"] == steps
+    assert again["trials"] == printed["trials"]
+    engram(
+        "sweep", target, "--trials", 1, "--jobs", 0, "--space", "engine", "--budget", "1s", "-o", tmp_path / "e"
+    )
+    error = engram(
+        "sweep", target, "--space", "engine", "--budget", "1s", "-o", tmp_path / "run", "--resume", expect=1
+    )
+    assert "holds another sweep" in error
+
+
 def test_a_fleet_is_one_table_with_a_row_for_what_failed(target: Path, tmp_path: Path) -> None:
     fleet = tmp_path / "models"
     fleet.mkdir()
@@ -106,6 +124,9 @@ def test_a_fleet_is_one_table_with_a_row_for_what_failed(target: Path, tmp_path:
         (("--ray", "auto"), "--jobs does nothing with --ray"),
         (("-n", "10"), "-n goes with --data"),
         (("--with-data", "--data", "faces", "-n", "10"), "leave --data, -n out"),
+        (("--budget", "1m", "--storage", "sqlite://"), "--budget plans for one model and one machine"),
+        (("--budget", "1m", "--set", "steps=5"), "plans the steps of its trials; give one or the other"),
+        (("--budget", "soon"), "--budget must be a positive time"),
         (("--data", "circle", "-n", "10"), "the data have shape (2,), the model's inputs (1, 25, 25)"),
         (("--oracle", "--data", "faces"), "--data needs -n"),
         (("TARGET",), "got 2 models; give one, or --targets"),

@@ -20,6 +20,7 @@ from engram.cli.options import (
     Number,
     TaskName,
     WithData,
+    parse_seconds,
 )
 
 EXAMPLES = (
@@ -60,6 +61,10 @@ def sweep(
             "1 stops none.",
         ),
     ] = 0.5,
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", help="Time for all trials, 25m or 2h: cuts their steps, and says by how much."),
+    ] = None,
     input_shape: InputShape = None,
     task: TaskName = None,
     targets: Annotated[
@@ -145,8 +150,13 @@ def sweep(
     asked = AskedData(data=data, n=n, labels=labels, classes=classes, data_seed=data_seed, with_data=with_data)
     opening = Opening(spec, input_shape, task, asked, data_root, oracle, storage, device, resume)
     trackers = Trackers(tensorboard, wandb)
+    seconds = None if budget is None else parse_seconds(budget)
+    if seconds is not None and (targets or storage is not None):
+        raise ConfigError("--budget plans for one model and one machine; give --set steps=NUMBER instead")
     executor = chosen_executor(jobs, ray, cpus, gpus, device)
     try:
+        if seconds is not None:
+            opening = opening.within(seconds, found[0], out, executor)
         if targets:
             run_fleet(found, out, opening, executor, trackers, as_json=as_json)
         else:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import typer
 
 from engram.cli.asked_data import AskedData, card_data
 from engram.cli.bars import count_bar
@@ -16,6 +18,10 @@ from engram.files import write_bytes
 from engram.observers import TensorBoard, WeightsAndBiases
 from engram.report.html import render
 from engram.report.sweep import sweep_figure
+from engram.runs import RunDirectory
+from engram.sweep.budget import plan_steps, with_steps
+from engram.sweep.executors import Executor
+from engram.sweep.home import recorded_steps
 from engram.sweep.ledger import Row
 from engram.sweep.oracle import Oracle
 from engram.sweep.page import sweep_page
@@ -39,6 +45,18 @@ class Opening:
     storage: str | None
     device: str
     resume: bool
+
+    def within(self, seconds: float, model: Path, directory: Path, executor: Executor) -> Opening:
+        """The same with trials so short that all take that time; a sweep that is gone on with keeps its own."""
+        if self.resume and RunDirectory(directory).record.exists():
+            steps = recorded_steps(directory)
+            typer.echo(f"trials have {steps:,} steps, as the sweep in {directory} began with", err=True)
+            return replace(self, spec=with_steps(self.spec, steps))
+        target = open_target(model)
+        view = attacker_view(target, model, self.input_shape, self.task).narrowed(DenseNetwork)
+        plan = plan_steps(view, self.spec, executor, seconds=seconds)
+        typer.echo(plan.sentence, err=True)
+        return replace(self, spec=with_steps(self.spec, plan.steps))
 
     def opened(self, model: Path, directory: Path) -> tuple[Sweep, Split | None]:
         """The sweep of a model, and the data to score its result with."""

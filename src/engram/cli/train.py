@@ -28,7 +28,8 @@ EXAMPLES = (
     "engram train --data cifar10 -n 500 --flow --loss-threshold 4e-6 -o runs/cifar500flow; "
     "engram train --preset cifar500 --scale cpu -o runs/cifar500; engram train --list; "
     "engram train --data cifar10 --task multiclass --classes 5 -n 500 --lr 0.5 --epochs 10000 -o runs/five; "
-    "engram train --data cifar10 --task regression:l2 -n 300 --init standard --weight-decay 7.5e-4 -o runs/l2; "
+    "engram train --data cifar10 --task regression:l2 -n 300 --init standard --weight-decay 7.5e-4 --epochs 10000 "
+    "-o runs/l2; "
     "engram train --data cifar10 -n 50 --arch 'conv3x32 relu flatten 1000 relu 1' --init standard "
     "--weight-decay 1e-3 --lr 0.1 --epochs 5000 -o runs/conv"
 )

@@ -11,6 +11,7 @@ ledger     claims and results in the study
 driver     one sweep; and the loop that feeds an executor
 executors/ where trials run: this process, local processes, Ray
 pool       the candidates of all trials as one reconstruction
+budget     from a time to the steps of a trial
 growth     what more trials give
 record     the end: pooled, scored, sweep.json
 verdict    its sentence
