@@ -32,8 +32,8 @@ RECIPE = Recipe(lr=0.2, epochs=60_000, normalise_below=0.001, loss_threshold=3e-
 # keeps all in use.
 ATTACK = Haim2022(
     candidates=100,
-    steps=2_000,
-    lr_images=1e-4,
+    steps=5_000,
+    lr_images=3e-5,
     lr_duals=0.01,
     image_std=0.5,
     dual_floor=2.0,

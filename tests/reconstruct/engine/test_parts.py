@@ -93,6 +93,26 @@ def test_adam_equals_torch_s() -> None:
     torch.testing.assert_close(state["x"], parameter.detach(), rtol=0, atol=1e-12)
 
 
+def test_adam_takes_a_rate_for_each_entry_of_a_row() -> None:
+    rates = torch.tensor([0.1, 0.2, 0.4])
+    state = {"x": torch.zeros(2, 3), **moments("x", torch.zeros(2, 3))}
+    adam(state, "x", torch.ones(2, 3), rates, step=1)
+    torch.testing.assert_close(state["x"], -rates.expand(2, 3))
+
+
+def test_contrast_follows_the_spectrum_down_to_the_noise() -> None:
+    generator = torch.Generator().manual_seed(9)
+    strengths = torch.logspace(0, -3.5, 12)[:, None]
+    samples = strengths * torch.randn(12, 400, generator=generator)
+    weight = torch.randn(150, 12, generator=generator) @ samples
+    space = find_row_space(weight + 0.002 * torch.randn(150, 400, generator=generator))
+    contrast = space.contrast
+    assert float(contrast.square().mean()) == pytest.approx(1.0)
+    assert bool((contrast.diff() < 0).all()), "the weaker the direction, the less it holds"
+    faint = space.singular_values[: space.rank] < 2 * space.edge
+    assert float(contrast[0] / contrast[faint].max()) > 2.5
+
+
 def test_total_variation_equals_a_loop_and_its_gradient_autograd() -> None:
     generator = torch.Generator().manual_seed(6)
     images = torch.randn(3, 2, 4, 5, generator=generator, dtype=torch.float64)

@@ -63,8 +63,8 @@ class EngineIteration(ABC, Generic[N]):
 
     @property
     @abstractmethod
-    def rate(self) -> float:
-        """Adam's rate for what is moved, at the beginning of a start."""
+    def rate(self) -> float | Tensor:
+        """Adam's rate for what is moved, at the beginning of a start; one for all, or for each entry of a row."""
 
     @abstractmethod
     def draw(self, seed: int) -> Tensor:

@@ -51,14 +51,19 @@ class Engine(EngineIteration[DenseNetwork]):
         return (self.scales.space.rank,)
 
     @property
-    def rate(self) -> float:
-        return LATENT_RATE * self.scales.latent_std
+    def rate(self) -> Tensor:
+        return LATENT_RATE * self.spread.to(self.settings.torch_dtype)
+
+    @cached_property
+    def spread(self) -> Tensor:
+        """Standard deviation of images along each direction of the row space, [r]."""
+        return self.scales.latent_std * self.scales.space.contrast
 
     def draw(self, seed: int) -> Tensor:
         """Images of natural contrast, in any direction of the row space."""
         generator = torch.Generator().manual_seed(seed)
         shape = (self.scales.candidates, *self.shape)
-        return self.scales.latent_std * torch.randn(shape, generator=generator, dtype=torch.float64)
+        return self.spread.cpu() * torch.randn(shape, generator=generator, dtype=torch.float64)
 
     def gradients(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Exact every `REFRESH` steps and whenever the metric is new; in between the upper layers stand still."""
