@@ -11,7 +11,7 @@ from engram.reconstruct.engine.settings import EngineSettings
 
 E = TypeVar("E", bound=EngineIteration[Any])
 
-USED = 0.85
+USED = 0.8
 """Share of the budget that is planned; the rest is for scoring, files and a machine that others use too."""
 FEWEST_STEPS, MOST_STEPS = 40, 1000
 WARM_UP, MEASURED = 2, 4
