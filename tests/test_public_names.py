@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -24,3 +25,18 @@ def test_import_loads_no_torch() -> None:
     program = "import sys, engram; print('torch' in sys.modules)"
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert child.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("given", "spin"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    ids=["nothing set", "own count", "own policy"],
+)
+def test_threads_do_not_spin_for_long_unless_asked_to(given: dict[str, str], spin: str) -> None:
+    mine = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    environment = {name: value for name, value in os.environ.items() if name not in mine} | given
+    program = "import os, engram; print(os.environ.get('GOMP_SPINCOUNT'))"
+    child = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+    )
+    assert child.stdout.strip() == spin
