@@ -19,9 +19,9 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# Threads of one operation wait for each other by spinning, and where another program holds a core they spin for as
-# long as it does: a step of the engine took 1,100 ms instead of 50. So they spin briefly and then sleep. OpenMP reads
-# this once, when torch is first loaded; whoever has set a policy keeps it.
+# Threads of one operation wait for each other by spinning, and where another program holds a core they spin for
+# as long as it does: a step of the engine took 1,100 ms instead of 50. So they spin briefly and then sleep. OpenMP
+# reads this once, when torch is first loaded; whoever has set a policy keeps it.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
