@@ -30,7 +30,7 @@ from engram.targets.networks import DenseNetwork, Network
 from engram.task import task_named
 
 AttackName = Literal["engine", "haim2022", "inversion", "weights", "circle"]
-"""`circle` is the attack of haim/fig2, which has stages of its own (`plane.py`)."""
+"""`circle` is the attack of haim/fig2, which has stages of its own (`haim_fig2.py`)."""
 RECIPES: tuple[AttackName, ...] = get_args(AttackName)[:2]
 SMOKE_STEPS = 20
 
