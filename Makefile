@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test lint browser bench clean
+.PHONY: install demo test lint browser bench papers clean
 
 install: $(STAMP)
 
@@ -34,6 +34,11 @@ bench: install
 	$(BIN)/engram bench -o runs/bench
 	$(BIN)/engram bench --steps -o runs/bench
 	$(BIN)/python -m benchmarks.sweep
+
+# Hours: every figure and table of the papers. Go on with the same command after a kill; start it twice to use two cores.
+papers: install
+	$(BIN)/engram reproduce all --scale cpu -o runs/papers
+	$(BIN)/python -m benchmarks.trends runs/papers
 
 clean:
 	rm -rf .venv runs .mypy_cache .ruff_cache .hypothesis

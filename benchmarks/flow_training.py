@@ -8,16 +8,14 @@ Run: python -m benchmarks.flow_training [--data-root DIR] [-n 500] [--loss 4e-6]
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-from engram import Binary, DataChoice, MLPSpec, Recipe, build_target
+from benchmarks.cifar_target import options, trained
 from engram.loop import Values
-from engram.targets.descent import Flow
+from engram.targets.recipe import Flow, Recipe
 
 
 @dataclass
@@ -48,31 +46,17 @@ class Ledger:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-root", type=Path)
-    parser.add_argument("-n", type=int, default=500)
+    parser = options(__doc__)
     parser.add_argument("--loss", type=float, default=4e-6)
     parser.add_argument("--tolerance", type=float, default=0.01)
-    parser.add_argument("--out", type=Path, help="Keep the trained target here.")
     arguments = parser.parse_args()
     recipe = Recipe(loss_threshold=arguments.loss, flow=Flow(tolerance=arguments.tolerance))
     ledger = Ledger(recipe.lr, time.monotonic())
-    target = build_target(
-        DataChoice(name="cifar10", labels="vehicles-animals", n=arguments.n),
-        MLPSpec(inputs=3072),
-        recipe,
-        Binary(),
-        root=arguments.data_root,
-        directory=arguments.out,
-        observers=[ledger],
-    )
-    card = target.card
-    assert card is not None
-    assert card.test is not None
+    card, test = trained(arguments, recipe, [ledger])
     result = {
         "train_loss": card.train.loss,
-        "test_accuracy": card.test.accuracy,
-        "test_loss": card.test.loss,
+        "test_accuracy": test.accuracy,
+        "test_loss": test.loss,
         "epochs": card.epochs,
         "seconds": card.seconds,
         "plain_epochs_for_the_same_flow": ledger.plain_epochs,

@@ -22,8 +22,8 @@ from engram.reconstruct.engine.passes import ARRAYS
 from engram.reconstruct.engine.row_space import RowSpace, find_row_space
 from engram.reconstruct.engine.scales import Scales
 from engram.reconstruct.engine.settings import EngineSettings
-from engram.targets.descent import Recipe
 from engram.targets.networks import DenseNetwork
+from engram.targets.recipe import Recipe
 from engram.targets.spec import MLPSpec
 from engram.targets.train import make_descent
 from engram.task import Binary

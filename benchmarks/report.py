@@ -22,7 +22,7 @@ from engram.auditing.record import AttackSummary, AuditRecord
 from engram.auditing.samples import audit_data
 from engram.auditing.timeline import Moment
 from engram.auditing.verdict import decide
-from engram.inspection import describe, judge
+from engram.inspection import dense_part, describe, judge
 from engram.reconstruct.candidates import Reconstruction
 from engram.runs import versions
 from engram.targets.networks import initialise
@@ -45,10 +45,11 @@ def record_of(candidates: int, images: int) -> AuditRecord:
     found = pixels[chosen] - data.mean + 0.1 * torch.randn(candidates, *SHAPE, generator=generator)
     scores = torch.rand(candidates, generator=generator).sort(descending=True).values
     description = describe(view, samples=images)
+    part = dense_part(view)
     blind = blind_view(
-        view, Reconstruction(found, torch.ones(candidates), chosen % 2, scores), description.space.basis
+        part, Reconstruction(found, torch.ones(candidates), chosen % 2, scores), description.space.basis
     )
-    comparison = compare_with(view, blind, data, description.space)
+    comparison = compare_with(view, part, blind, data, description.space)
     reach = judge(description, comparison.examination)
     return AuditRecord(
         model="made up",

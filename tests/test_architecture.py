@@ -13,7 +13,7 @@ import torch
 from engram.attacker import AttackerView
 from engram.data.choice import DataChoice
 from engram.pipeline import build_target
-from engram.targets.descent import Recipe
+from engram.targets.recipe import Recipe
 from engram.targets.spec import MLPSpec
 from engram.task import Binary
 
@@ -50,12 +50,14 @@ FORBIDDEN = {
         "engram.data",
         "engram.targets.train",
         "engram.targets.descent",
+        "engram.targets.recipe",
         "engram.targets.checkpoint",
     ),
     "reconstruct": (
         "engram.data",
         "engram.targets.train",
         "engram.targets.descent",
+        "engram.targets.recipe",
         "engram.targets.checkpoint",
         "engram.matching",
     ),
@@ -63,6 +65,7 @@ FORBIDDEN = {
         "engram.data",
         "engram.targets.train",
         "engram.targets.descent",
+        "engram.targets.recipe",
         "engram.targets.checkpoint",
         "engram.matching",
     ),
@@ -109,7 +112,7 @@ def test_attack_code_loads_no_data_code() -> None:
     """Not even through what it imports: seen in a fresh interpreter."""
     program = (
         "import sys, engram.reconstruct.published.scheme, engram.baselines;"
-        "never = ('engram.data', 'engram.targets.train', 'engram.targets.descent');"
+        "never = ('engram.data', 'engram.targets.train', 'engram.targets.descent', 'engram.targets.recipe');"
         "print([m for m in sys.modules if m.startswith(never)])"
     )
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from engram.reconstruct.published.settings import Buzaglo2023 as Buzaglo2023
     from engram.reconstruct.published.settings import Haim2022 as Haim2022
     from engram.targets.checkpoint import open_target as open_target
-    from engram.targets.descent import Recipe as Recipe
+    from engram.targets.recipe import Recipe as Recipe
     from engram.targets.spec import ConvSpec as ConvSpec
     from engram.targets.spec import MLPSpec as MLPSpec
     from engram.task import Binary as Binary
@@ -54,7 +54,7 @@ _HOMES = {
     "MLPSpec": "engram.targets.spec",
     "Multiclass": "engram.task",
     "MulticlassPairs": "engram.task",
-    "Recipe": "engram.targets.descent",
+    "Recipe": "engram.targets.recipe",
     "Regression": "engram.task",
     "PublishedScheme": "engram.reconstruct.published.scheme",
     "Reconstruction": "engram.reconstruct.candidates",

@@ -49,6 +49,6 @@ class AttackerView(Generic[N_co]):
         if not isinstance(self.network, kind):
             raise ConfigError(
                 f"{self.network.name} can't be read here, which is for a {kind.__name__}; "
-                "`engram reconstruct` reads networks with convolutions too"
+                "`engram audit` and `engram reconstruct` read networks with convolutions too"
             )
         return AttackerView(self.network, self.input_shape, self.task, self.pixel_range)

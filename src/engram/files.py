@@ -55,13 +55,20 @@ def write_directory(path: Path, contents: Mapping[str, bytes]) -> bool:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Only one process at a time is inside; the lock of a process that was killed is gone with it."""
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Only one process at a time is inside; the lock of a process that was killed is gone with it.
+
+    Without `wait`, False at once if another process is inside.
+    """
     import fcntl
 
     with path.open("ab") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -105,7 +112,7 @@ def read_json(path: Path, *, cure: str = "write it again") -> Any:
 def prepare_directory(path: Path) -> Path:
     """Make an output directory and prove that it can be written before hours of work go into it."""
     write_bytes(path / ".writable", b"")
-    (path / ".writable").unlink()
+    (path / ".writable").unlink(missing_ok=True)  # another process may prove the same
     return path
 
 

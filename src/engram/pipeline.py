@@ -22,18 +22,17 @@ from engram import files
 from engram.data.choice import DataChoice
 from engram.data.image_set import ImageSet
 from engram.data.sampling import Split, centred
-from engram.errors import ConfigError
 from engram.loop import Budget, Observer, Snapshots, Solution, run
 from engram.matching import Buzaglo2023, ScoreReport, ScoringProtocol, VectorProtocol, evaluate
 from engram.matching.score import Assignment
 from engram.reconstruct.attack import Attack
 from engram.reconstruct.candidates import Reconstruction
-from engram.runs import MetricsLog, RunDirectory, versions
+from engram.runs import MetricsLog, RunDirectory, require_free, versions
 from engram.targets.cache import TargetCache, content_key
 from engram.targets.checkpoint import Card, Target, save_target
 from engram.targets.convolutional import ConvNetwork
-from engram.targets.descent import Recipe
 from engram.targets.networks import N, Network
+from engram.targets.recipe import Recipe
 from engram.targets.spec import ConvSpec, MLPSpec, Spec
 from engram.targets.train import Quality, measure, require_classes, train
 from engram.task import Task
@@ -181,14 +180,11 @@ def default_protocol(images: Tensor, network: Network | None) -> ScoringProtocol
 
 
 def _prepared(directory: Path, resume: bool, snapshot_every: float) -> Snapshots:
-    """Snapshots in a writable directory; an earlier run there is gone on with or left alone, never mixed."""
+    """Snapshots in a writable directory without another run."""
     files.prepare_directory(directory)
-    run_directory = RunDirectory(directory)
-    if not resume and (run_directory.snapshot.exists() or run_directory.metrics.exists()):
-        raise ConfigError(
-            f"{directory} already holds a run; go on with --resume, or choose another directory with -o"
-        )
-    return Snapshots(path=run_directory.snapshot, every_seconds=snapshot_every)
+    if not resume:
+        require_free(directory)
+    return Snapshots(path=RunDirectory(directory).snapshot, every_seconds=snapshot_every)
 
 
 def _record(directory: Path, scheme: Attack, model: str, solution: Solution | None) -> None:

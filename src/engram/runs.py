@@ -44,6 +44,15 @@ class RunDirectory:
         return self.path / "reconstruction.safetensors"
 
 
+def require_free(directory: Path) -> None:
+    """An earlier run in the directory is gone on with or left alone, never mixed with another."""
+    run = RunDirectory(directory)
+    if run.snapshot.exists() or run.metrics.exists():
+        raise ConfigError(
+            f"{directory} already holds a run; go on with --resume, or choose another directory with -o"
+        )
+
+
 def read_record(directory: Path) -> dict[str, Any]:
     """What run.json says, or an error that names the file, its damage and the cure."""
     path = RunDirectory(directory).record
@@ -53,16 +62,17 @@ def read_record(directory: Path) -> dict[str, Any]:
     return record
 
 
-def check_recipe(directory: Path, recipe: str) -> None:
-    """Refuse to go on with a run of another recipe."""
+def recorded_recipe(directory: Path, asked: str | None) -> str:
+    """The recipe of the run there; another one that is asked for is refused."""
     found = read_record(directory).get("recipe")
     if not isinstance(found, str):
         raise _damaged(RunDirectory(directory).record, f"recipe must be a text, got {_shown(found)}")
-    if found != recipe:
+    if asked not in (None, found):
         raise CheckpointError(
-            f"{RunDirectory(directory).record} is of a run with --recipe {found}, not {recipe}; "
+            f"{RunDirectory(directory).record} is of a run with --recipe {found}, not {asked}; "
             f"resume with --recipe {found}, or start anew in another directory with -o"
         )
+    return found
 
 
 def read_settings(directory: Path, kind: type[Settings]) -> Settings:

@@ -9,8 +9,8 @@ from engram.data.image_set import ImageSet
 from engram.data.labels import apply_labels
 from engram.data.sources.faces import load_faces
 from engram.reconstruct.engine.settings import EngineSettings
-from engram.targets.descent import Recipe
 from engram.targets.networks import DenseNetwork
+from engram.targets.recipe import Recipe
 from engram.targets.spec import MLPSpec
 from engram.targets.train import train
 from engram.task import Binary

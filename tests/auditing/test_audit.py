@@ -15,6 +15,7 @@ from engram.auditing import AuditRecord, audit
 from engram.auditing.blind import ON_BOUNDARIES, blind_view
 from engram.auditing.reliability import reliability
 from engram.errors import ConfigError, DataError, UnsupportedModelError
+from engram.inspection import dense_part
 from engram.matching import ncc
 from engram.reconstruct.candidates import Reconstruction
 from tests.auditing.cases import QUICK, SHAPE, faces, innocent, leaking, memorising
@@ -108,7 +109,7 @@ def test_a_candidate_that_lies_on_boundaries_is_believed() -> None:
     view, own = leaking().view, faces(0)
     images = torch.cat([own.images - own.images.mean(0), faces(20).images - own.images.mean(0)])
     offered = Reconstruction(images, torch.ones(40), torch.zeros(40).long(), torch.full((40,), 0.1))
-    found = blind_view(view, offered, leaking().description.space.basis)
+    found = blind_view(dense_part(view), offered, leaking().description.space.basis)
     assert found.found.scores is not None
     believed = found.found.scores >= ON_BOUNDARIES - 1e-6
     real = ncc(found.found.images, images[:20]).amax(1) > 0.999

@@ -21,7 +21,7 @@ from engram.reconstruct.candidates import Reconstruction
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.reconstruct.engine.solver import Engine
 from engram.reconstruct.published.scheme import Haim2022, PublishedScheme
-from engram.targets.descent import Recipe
+from engram.targets.recipe import Recipe
 from engram.targets.spec import MLPSpec
 from engram.task import Binary
 from tests import cases

@@ -12,7 +12,7 @@ from engram.bench.machine import peak_memory_bytes
 from engram.bench.memory import measure_memory
 from engram.bench.steps import StepTable, StepTime, cases, growth_exponent, time_steps
 from engram.bench.twins import Photographs, from_faces, photographs, trained_view
-from engram.targets.descent import Recipe
+from engram.targets.recipe import Recipe
 from tests import cases as small
 
 SHORT = Recipe(lr=0.1, epochs=30)

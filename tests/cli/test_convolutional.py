@@ -58,8 +58,29 @@ def test_inspection_shows_layers_and_kernels(target: Path, tmp_path: Path) -> No
     assert picture.read_bytes().startswith(b"\x89PNG")
     shown = engram("inspect", target)
     assert "row space of layers.1" in shown
-    refused = engram("inspect", target, "--with-data", expect=1)
-    assert "inspected without data" in refused
+    shown = engram("inspect", target, "--with-data")
+    assert "of the median sample's features" in shown
+    assert "KKT" in shown
+    refused = engram("inspect", target, "-n", 6, expect=1)
+    assert "-n alone counts equations, which is not done with convolutions" in refused
+
+
+def test_an_audit_of_a_directory_and_of_a_stranger_s_file(target: Path, tmp_path: Path) -> None:
+    options = ("--budget", "2s", "--images", 4)
+    printed = engram("audit", target, "--with-data", *options, "-o", tmp_path / "with")
+    record = json.loads((tmp_path / "with" / "report.json").read_text())
+    assert record["verdict"]["sentence"] in printed
+    assert record["mode"] == "with data"
+    assert record["comparison"]["scores"]["protocol"]["B"] == 1.5
+    assert [one["name"] for one in record["baselines"]] == ["model inversion", "first-layer kernels"]
+    described = ("--arch", LAYERS, "--input-shape", "1x25x25")
+    engram("audit", target / "model.safetensors", *described, *options, "-o", tmp_path / "blind")
+    blind = json.loads((tmp_path / "blind" / "report.json").read_text())
+    assert (blind["mode"], blind["model"]["architecture"]) == ("blind", LAYERS)
+    engram("audit", target / "model.safetensors", *described, "--images", 4, "-o", tmp_path / "blind", "--resume")
+    again = json.loads((tmp_path / "blind" / "report.json").read_text())
+    assert again["attack"]["settings"] == blind["attack"]["settings"]
+    assert "step" in engram("watch", tmp_path / "blind", "--once")
 
 
 def test_a_stranger_s_files(tmp_path: Path) -> None:

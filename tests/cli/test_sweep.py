@@ -35,6 +35,7 @@ def test_a_sweep_is_scored_like_any_other_run(target: Path, tmp_path: Path) -> N
     assert "3 trials: 3 complete" in printed
     assert "best blind" in printed
     assert (run / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert "3 complete trials are too few to tell" in (run / "sweep.html").read_text()
     listed = engram("sweep", "--list", run)
     assert "3 of 3 trials finished" in listed
     assert listed.splitlines()[0].split() == ["trial", "state", "blind", "seconds", "settings"]
@@ -50,6 +51,42 @@ def test_the_oracle_takes_the_data_of_the_card_and_is_named(target: Path, tmp_pa
     printed = engram("sweep", target, "--oracle", "--trials", 2, "--jobs", 0, *SMALL, "-o", tmp_path, "--json")
     assert json.loads(printed)["objective"]["name"] == "oracle"
     assert "oracle" in engram("sweep", "--list", tmp_path).splitlines()[0]
+
+
+def test_with_data_the_pool_is_scored_and_nothing_else_changes(target: Path, tmp_path: Path) -> None:
+    arguments = ("sweep", target, "--trials", 3, "--jobs", 0, *SMALL)
+    engram(*arguments, "-o", tmp_path / "blind")
+    printed = engram(*arguments, "--with-data", "-o", tmp_path / "scored")
+    assert "training records came back (ncc>0.8)" in printed
+    blind, scored = (json.loads((tmp_path / name / "sweep.json").read_text()) for name in ("blind", "scored"))
+    assert blind["scores"] is None
+    assert scored["scores"]["n_train"] == scored["scores"]["n_held_out"] == 10
+    assert scored["objective"]["name"] == "blind"
+    assert [row["objective"] for row in scored["trials"]] == [row["objective"] for row in blind["trials"]]
+    pools = [(tmp_path / name / "reconstruction.safetensors").read_bytes() for name in ("blind", "scored")]
+    assert pools[0] == pools[1]
+    assert "training, ncc&gt;0.8" in (tmp_path / "scored" / "sweep.html").read_text()
+    named = ("--data", "faces", "--labels", "gate", "-n", 10)
+    again = engram(*arguments, *named, "-o", tmp_path / "blind", "--resume", "--json")
+    assert json.loads(again)["scores"]["counts"] == scored["scores"]["counts"], "data may come later"
+
+
+def test_a_time_cuts_the_steps_and_a_resumed_sweep_keeps_them(target: Path, tmp_path: Path) -> None:
+    arguments = ("sweep", target, "--trials", 2, "--jobs", 0, "--set", "candidates=8", "-o", tmp_path / "run")
+    printed = json.loads(engram(*arguments, "--budget", "0.5s", "--json"))
+    steps = printed["space"]["fixed"]["steps"]
+    assert 1 <= steps < 50_000
+    assert [row["steps"] for row in printed["trials"]] == [steps, steps]
+    again = json.loads(engram(*arguments, "--budget", "9s", "--resume", "--json"))
+    assert again["space"]["fixed"]["steps"] == steps
+    assert again["trials"] == printed["trials"]
+    engram(
+        "sweep", target, "--trials", 1, "--jobs", 0, "--space", "engine", "--budget", "1s", "-o", tmp_path / "e"
+    )
+    error = engram(
+        "sweep", target, "--space", "engine", "--budget", "1s", "-o", tmp_path / "run", "--resume", expect=1
+    )
+    assert "holds another sweep" in error
 
 
 def test_a_fleet_is_one_table_with_a_row_for_what_failed(target: Path, tmp_path: Path) -> None:
@@ -85,7 +122,12 @@ def test_a_fleet_is_one_table_with_a_row_for_what_failed(target: Path, tmp_path:
         (("--keep", "0"), "keep must lie in (0, 1]"),
         (("--gpus-per-trial", "1"), "do nothing without --ray"),
         (("--ray", "auto"), "--jobs does nothing with --ray"),
-        (("--data", "faces", "-n", "10"), "--data does nothing without --oracle"),
+        (("-n", "10"), "-n goes with --data"),
+        (("--with-data", "--data", "faces", "-n", "10"), "leave --data, -n out"),
+        (("--budget", "1m", "--storage", "sqlite://"), "--budget plans for one model and one machine"),
+        (("--budget", "1m", "--set", "steps=5"), "plans the steps of its trials; give one or the other"),
+        (("--budget", "soon"), "--budget must be a positive time"),
+        (("--data", "circle", "-n", "10"), "the data have shape (2,), the model's inputs (1, 25, 25)"),
         (("--oracle", "--data", "faces"), "--data needs -n"),
         (("TARGET",), "got 2 models; give one, or --targets"),
         (("--storage", "nosuchdb://me:secret@x"), "--storage nosuchdb://me:***@x can't be opened"),

@@ -101,7 +101,7 @@ def test_resumed_with_other_settings_is_refused_and_with_the_same_goes_on(
     done = json.loads((cut / "run.json").read_text())["outcome"]["steps"]
     assert 0 < done < 3000
     error = engram(*attack, "--task", "multiclass:pairs", "-o", cut, "--resume", expect=1)
-    assert "belongs to a run with other settings" in error
+    assert "--task is multiclass:pairs here, but multiclass in the run" in error
     engram(*attack, "-o", cut, "--resume")
     engram(*attack, "-o", whole)
     expected, resumed = (load_file(run / "reconstruction.safetensors") for run in (whole, cut))
@@ -200,4 +200,4 @@ def test_a_floor_for_duals_of_either_sign_is_refused(tmp_path: Path) -> None:
 def test_describing_data_without_naming_it_is_refused(three_classes: Path, tmp_path: Path) -> None:
     engram("reconstruct", three_classes, *SHORT, "-m", 3, "-o", tmp_path / "run")
     error = engram("score", tmp_path / "run", "--classes", 3, expect=1)
-    assert "--classes goes with --data; give both, or neither" in error
+    assert "--classes goes with --data; give --data NAME -n NUMBER too" in error

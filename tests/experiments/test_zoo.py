@@ -14,7 +14,7 @@ from engram.experiments.zoo import PRESETS, SCALES, Scale, plan
 from engram.pipeline import build_target
 from engram.targets.cache import ENTRY_FILE, TargetCache, content_key
 from engram.targets.checkpoint import CARD_FILE, MODEL_FILE
-from engram.targets.descent import Flow, Recipe
+from engram.targets.recipe import Flow, Recipe
 from engram.targets.spec import MLPSpec
 from engram.task import Binary, task_named
 from tests.cli.test_flow import engram
@@ -118,7 +118,7 @@ def test_presets_from_the_command_line(tmp_path: Path, monkeypatch: pytest.Monke
     assert "cifar500-sgd" in engram("train", "--list")
     smoke = ("train", "--preset", "cifar500", "--scale", "smoke")
     printed = engram(*smoke, "-o", tmp_path / "first")
-    assert "cut: 10 faces instead of 500 images of cifar10" in printed
+    assert "cut: 10 images of faces instead of 500 of cifar10" in printed
     assert (tmp_path / "first" / "metrics.jsonl").exists()
     engram(*smoke, "-o", tmp_path / "second")
     assert not (tmp_path / "second" / "metrics.jsonl").exists(), "taken from the cache"
@@ -144,3 +144,22 @@ def test_along_the_flow_from_the_command_line(tmp_path: Path) -> None:
     assert steps[-1] <= card["epochs"]
     error = engram(*data, "--flow-below", 0.2, "-o", tmp_path / "x", expect=1)
     assert "--flow-below goes with --flow; give both, or neither" in error
+
+
+@pytest.mark.parametrize("name", ["conv3x32", "conv32x8"])
+def test_convolutions_keep_their_kernels_and_channels(name: str) -> None:
+    paper, cpu = plan(name, "paper"), plan(name, "cpu")
+    kernel, channels = map(int, name.removeprefix("conv").split("x"))
+    assert paper.network.name == f"3x32x32-conv{kernel}x{channels}-1000-1"
+    assert (paper.data.n, paper.recipe.weight_decay, paper.network.first_layer_std) == (500, 1e-3, None)
+    assert cpu.network.name.startswith(f"3x32x32-conv{kernel}x{channels}")
+    assert cpu.recipe.weight_decay == paper.recipe.weight_decay
+    assert any("instead of 500" in cut for cut in cpu.cuts)
+    assert any("300-1 instead of" in cut for cut in cpu.cuts)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_no_cut_goes_untold(name: str) -> None:
+    paper, cpu = plan(name, "paper"), plan(name, "cpu")
+    changed = (paper.data, paper.network, paper.recipe) != (cpu.data, cpu.network, cpu.recipe)
+    assert changed == bool(cpu.cuts)

@@ -23,8 +23,8 @@ from engram.inspection import (
     judge,
 )
 from engram.pipeline import build_target
-from engram.targets.descent import Recipe
 from engram.targets.networks import DenseNetwork
+from engram.targets.recipe import Recipe
 from engram.targets.spec import MLPSpec
 from engram.task import Binary, Multiclass
 from tests.cases import network, points

@@ -10,7 +10,7 @@ from engram.attacker import AttackerView
 from engram.errors import ConfigError
 from engram.inspection import boundaries
 from engram.membership import Membership, membership_tests
-from engram.targets.descent import Recipe
+from engram.targets.recipe import Recipe
 from engram.targets.spec import MLPSpec
 from engram.targets.train import train
 from engram.task import Binary, Multiclass, Regression

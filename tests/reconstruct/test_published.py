@@ -12,7 +12,7 @@ import torch
 from engram.attacker import AttackerView
 from engram.errors import ConfigError
 from engram.loop import Budget, StopReason, run
-from engram.reconstruct.published.objective import dual_loss, range_loss, residuals, stationarity_loss
+from engram.reconstruct.published.objective import dual_loss, margin_loss, range_loss, residuals, stationarity_loss
 from engram.reconstruct.published.relu import smoothed_relu
 from engram.reconstruct.published.scheme import Haim2022, PublishedScheme
 from engram.targets.networks import DenseNetwork
@@ -147,6 +147,33 @@ def test_steps_equal_torch_sgd_with_momentum() -> None:
     torch.testing.assert_close(solution.state["duals"], duals.detach(), rtol=0, atol=1e-12)
 
 
+def test_a_common_margin_pulls_candidates_that_are_in_use_together() -> None:
+    view = cases.view(3, 6, 5, 1)
+    alone = Haim2022(
+        candidates=6,
+        lr_images=0.01,
+        lr_duals=1e-12,
+        image_std=0.5,
+        stationarity_weight=0.0,
+        dual_weight=0.0,
+        dual_floor=0.0,
+        range_weight=0.0,
+        margin_weight=300.0,
+    )
+    scheme = PublishedScheme(view, alone)
+
+    def spread(images: torch.Tensor, labels: torch.Tensor) -> float:
+        margins = Binary.signs(labels, images.dtype) * view.network(images).squeeze(1)
+        return float(margins.std() / margins.abs().mean())
+
+    before, after = scheme.init(), run(scheme, Budget(steps=400)).state
+    start, end = (spread(state["images"], state["labels"]) for state in (before, after))
+    assert end < 0.2 * start
+    unused = torch.tensor([1.0, 1.0, 0.0])
+    value = margin_loss(torch.tensor([2.0, 2.0, 9.0]), unused, torch.tensor(1.0))
+    assert float(value) == 0.0, "a candidate without a dual may lie anywhere"
+
+
 def test_start_follows_the_papers_distributions() -> None:
     view = cases.view(50, 3, 1)
     state = PublishedScheme(view, Haim2022(candidates=2000, image_std=0.01)).init()
@@ -182,6 +209,7 @@ def test_same_seed_same_candidates_other_seed_others() -> None:
         ({"momentum": 1.0}, r"momentum must lie in \[0, 1\)"),
         ({"dtype": "float16"}, "dtype must be float32 or float64"),
         ({"range_weight": -1.0}, "range_weight must not be negative"),
+        ({"margin_weight": -1.0}, "margin_weight must not be negative"),
     ],
 )
 def test_settings_are_checked(change: dict[str, object], message: str) -> None:

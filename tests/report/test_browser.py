@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.auditing.cases import leaking
-from tests.report.browser import artefact, browser, needs_browser
+from tests.report.browser import artefact, browser, contrast, needs_browser, opened
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
 pytestmark = [needs_browser, pytest.mark.timeout(400)]
 
@@ -28,24 +28,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def chromium() -> Iterator[Browser]:
     with browser() as started:
         yield started
-
-
-def opened(chromium: Browser, report: Path, *, width: int = 1200, scheme: str = "light") -> tuple[Page, list[str]]:
-    """The page, and everything that it complained of or asked for."""
-    context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
-    page, problems = context.new_page(), []
-    page.on("console", lambda message: problems.append(f"console: {message.text}"))
-    page.on("pageerror", lambda error: problems.append(f"error: {error}"))
-    page.on(
-        "request",
-        lambda request: (
-            None
-            if request.url.startswith("data:") or request.url == report.as_uri()
-            else problems.append(f"request: {request.url}")
-        ),
-    )
-    page.goto(report.as_uri())
-    return page, problems
 
 
 def test_it_opens_from_disk_without_error_or_request(chromium: Browser, report: Path, tmp_path: Path) -> None:
@@ -157,14 +139,3 @@ def test_paper_shows_no_controls(chromium: Browser, report: Path, tmp_path: Path
     assert not page.locator("#risk .controls").is_visible()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert len(page.pdf(path=artefact("report.pdf", tmp_path))) > 10_000
-
-
-def contrast(ink: list[int], paper: list[int]) -> float:
-    """WCAG's ratio of two colours."""
-
-    def light(colour: list[int]) -> float:
-        parts = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
-        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
-
-    high, low = sorted((light(ink), light(paper)), reverse=True)
-    return (high + 0.05) / (low + 0.05)

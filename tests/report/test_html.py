@@ -74,6 +74,16 @@ def test_the_templates_are_package_data() -> None:
     assert {"report.html", "report.css", "report.js", "parts.html", "gallery.html", "live.html"} <= found
 
 
+def test_the_legend_is_part_of_the_picture() -> None:
+    series = [Series(name, [0, 1], [0, 1]) for name in ("training", "", "held-out")]
+    drawn = chart("t", Axis("x", 0, 1), Axis("y", 0, 1), series, summary="s")
+    heights = [float(y) for y in re.findall(r'<text x="[^"]*" y="([^"]*)"', drawn)]
+    found = re.search(r'viewBox="0 0 460 (\d+)"', drawn)
+    assert found is not None
+    assert drawn.count('class="key') == 2
+    assert max(heights) + 8 <= int(found[1])
+
+
 def test_charts_stay_within_their_frame() -> None:
     drawn = chart(
         "t", Axis("x", 1, 10, log=True), Axis("y", 0, 1), [Series("s", [0.1, 100], [-5, 7])], summary="s"

@@ -48,7 +48,7 @@ def run_whole(
     """Run a sweep to its end; its sweep.json."""
     with opened(directory, chosen, **changes) as sweep:
         drive([sweep], executor or InProcess())
-        return conclude(sweep)
+        return conclude(sweep).summary
 
 
 def pooled(directory: Path) -> dict[str, Tensor]:

@@ -220,7 +220,7 @@ def test_the_oracle_is_named_in_every_output(faces: Split, tmp_path: Path) -> No
     chosen = small.spec(2, steps=3, objective="oracle")
     sweep = Sweep(view=view, spec=chosen, directory=tmp_path, oracle=Oracle(faces))
     drive([sweep], InProcess())
-    summary = conclude(sweep)
+    summary = conclude(sweep).summary
     sweep.close()
     assert summary["objective"]["name"] == "oracle"
     assert summary["objective"]["direction"] == "maximize"

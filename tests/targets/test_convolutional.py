@@ -17,9 +17,10 @@ from engram.reconstruct.published.relu import smoothed_relu
 from engram.reconstruct.published.scheme import Buzaglo2023, PublishedScheme
 from engram.targets.architecture import Architecture
 from engram.targets.convolutional import ConvNetwork
-from engram.targets.descent import GradientDescent, Recipe
+from engram.targets.descent import GradientDescent
 from engram.targets.layers import parse_layers
 from engram.targets.networks import DenseNetwork
+from engram.targets.recipe import Recipe
 from engram.targets.spec import BiasPolicy, ConvSpec
 from engram.targets.train import train
 from engram.task import Binary, Multiclass, MulticlassPairs, Regression, Task
@@ -181,3 +182,20 @@ def test_a_view_of_another_kind_or_shape_is_refused() -> None:
         AttackerView(network, SHAPE, Binary()).narrowed(DenseNetwork)
     with pytest.raises(UnsupportedModelError, match="1 outputs, but a multiclass task has 3"):
         AttackerView(network, SHAPE, Multiclass(3))
+
+
+def test_kernels_of_the_whole_image_are_a_fully_connected_layer() -> None:
+    network = conv_network("conv6x5 relu flatten 4 relu 1", bias="all", shape=(2, 6, 6))
+    dense = network.dense_equivalent
+    assert dense is not None
+    assert dense.sizes == (72, 5, 4, 1)
+    inputs = torch.randn(3, 2, 6, 6, dtype=torch.float64)
+    torch.testing.assert_close(dense(inputs.flatten(1)), network(inputs))
+
+
+@pytest.mark.parametrize(
+    "layers", ["conv5x5 relu flatten 4 relu 1", "conv6x5p1 relu flatten 4 relu 1", "conv6x5 flatten 4 relu 1"]
+)
+def test_other_convolutions_are_none(layers: str) -> None:
+    """A smaller kernel, one that sees padding, and no ReLU in between."""
+    assert conv_network(layers, shape=(2, 6, 6)).dense_equivalent is None

@@ -14,10 +14,11 @@ from engram.data.sampling import centred
 from engram.errors import ConfigError
 from engram.loop import Budget, Snapshots, State, StopReason, run
 from engram.targets.chebyshev import advance, reach
-from engram.targets.descent import Flow, GradientDescent, Recipe
+from engram.targets.descent import GradientDescent
 from engram.targets.flow import FlowDescent
 from engram.targets.gram import GramDescent
 from engram.targets.networks import DenseNetwork, initialise
+from engram.targets.recipe import Flow, Recipe
 from engram.targets.spec import MLPSpec
 from engram.targets.train import measure, train
 from engram.task import Binary, Multiclass, Regression, Task

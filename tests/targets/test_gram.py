@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from engram.loop import Budget, run
-from engram.targets.descent import GradientDescent, Recipe
+from engram.targets.descent import GradientDescent
 from engram.targets.gram import GramDescent
 from engram.targets.minibatch import BatchDescent
 from engram.targets.networks import DenseNetwork
+from engram.targets.recipe import Recipe
 from engram.targets.spec import BiasPolicy
 from engram.targets.train import make_descent
 from engram.task import Binary, Task

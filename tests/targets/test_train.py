@@ -11,8 +11,9 @@ import torch
 
 from engram.errors import ConfigError
 from engram.loop import Budget, Snapshots, StopReason, run
-from engram.targets.descent import GradientDescent, Recipe
+from engram.targets.descent import GradientDescent
 from engram.targets.networks import initialise
+from engram.targets.recipe import Recipe
 from engram.targets.spec import MLPSpec
 from engram.targets.train import measure, train
 from engram.task import Binary, Multiclass, Task

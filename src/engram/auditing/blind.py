@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engram.attacker import AttackerView
-from engram.inspection import boundaries
+from engram.inspection import DensePart
 from engram.reconstruct.candidates import Reconstruction
 
 NULL_POINTS = 2000
@@ -30,33 +29,26 @@ class BlindView:
 
     @property
     def sure(self) -> int:
-        return self._above(SURE)
+        return self.found.count_above(SURE)
 
     @property
     def likely(self) -> int:
-        return self._above(LIKELY)
-
-    @property
-    def has_confidence(self) -> bool:
-        return self.found.scores is not None and bool(self.found.scores.isfinite().any())
-
-    def _above(self, level: float) -> int:
-        return 0 if self.found.scores is None else int((self.found.scores > level).sum())
+        return self.found.count_above(LIKELY)
 
 
-def blind_view(view: AttackerView, found: Reconstruction, basis: Tensor, *, seed: int = 0) -> BlindView:
-    """Judge candidates without any data; `basis` [r, d] spans the row space of the first layer.
+def blind_view(part: DensePart, found: Reconstruction, basis: Tensor, *, seed: int = 0) -> BlindView:
+    """Judge candidates without any data; `basis` [r, d] spans the row space of the part's first layer.
 
     Agreement alone where candidates are near their image but not on it; a candidate that lies exactly on many
     boundaries, where training alone pushes points, is raised to `ON_BOUNDARIES`. Sorted by confidence.
     """
-    flat = found.images.flatten(1).double()
-    counts = boundaries(view.network, flat)
+    entering = part.entering(found.images)
+    counts = part.boundaries(entering)
     generator = torch.Generator().manual_seed(seed)
     points = torch.randn(NULL_POINTS, len(basis), generator=generator, dtype=torch.float64) @ basis.double()
-    sizes = flat.norm(dim=1)[torch.randint(len(flat), (NULL_POINTS,), generator=generator)]
+    sizes = entering.norm(dim=1)[torch.randint(len(entering), (NULL_POINTS,), generator=generator)]
     points *= (sizes / points.norm(dim=1).clamp(min=1e-12))[:, None]
-    by_chance = int(boundaries(view.network, points).max())
+    by_chance = int(part.boundaries(points).max())
     scores = found.scores
     if scores is not None:
         on_many = counts > BEYOND * max(by_chance, 1)

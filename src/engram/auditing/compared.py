@@ -14,8 +14,10 @@ from engram.baselines import InversionSettings, first_layer_images, invert
 from engram.errors import require
 from engram.loop import Observer
 from engram.matching import ScoreReport
-from engram.pipeline import compare
+from engram.pipeline import compare, default_protocol
 from engram.reconstruct.candidates import Reconstruction
+from engram.targets.convolutional import ConvNetwork
+from engram.targets.networks import DenseNetwork, Network
 
 Scale = Literal["none", "quick", "full"]
 SCALES: dict[str, InversionSettings | None] = {
@@ -37,9 +39,12 @@ def inversion_settings(scale: str, images: int | None = None) -> InversionSettin
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """Images [m, *shape] in network coordinates, outputs [m] where they mean something, the score with data."""
+    """Images [m, *shape] in network coordinates, outputs [m] where they mean something, the score with data.
 
-    name: str
+    Kernels [m, C, k, k] of a convolution are shown and never scored: they are smaller than an image.
+    """
+
+    name: Literal["model inversion", "first-layer weights", "first-layer kernels"]
     images: Tensor
     outputs: Tensor | None
     score: ScoreReport | None
@@ -51,7 +56,7 @@ class Baseline:
 
 
 def run_baselines(
-    view: AttackerView,
+    view: AttackerView[Network],
     settings: InversionSettings | None,
     data: AuditData | None,
     *,
@@ -60,18 +65,21 @@ def run_baselines(
     """Both baselines, or none."""
     if settings is None:
         return ()
-    inverted = invert(view, settings, observers=observers)
-    weights = first_layer_images(view)
-    return (
-        Baseline(
-            "model inversion", inverted.images, inverted.outputs, _scored(inverted.images, data), asdict(settings)
-        ),
-        Baseline("first-layer weights", weights, None, _scored(weights, data), {}),
-    )
+    found = invert(view, settings, observers=observers)
+    score = _scored(found.images, data, view.network)
+    return Baseline("model inversion", found.images, found.outputs, score, asdict(settings)), _weights(view, data)
 
 
-def _scored(images: Tensor, data: AuditData | None) -> ScoreReport | None:
+def _weights(view: AttackerView[Network], data: AuditData | None) -> Baseline:
+    if isinstance(view.network, ConvNetwork):
+        return Baseline("first-layer kernels", view.network.weights[0], None, None, {})
+    images = first_layer_images(view.narrowed(DenseNetwork))
+    return Baseline("first-layer weights", images, None, _scored(images, data, view.network), {})
+
+
+def _scored(images: Tensor, data: AuditData | None, network: Network) -> ScoreReport | None:
     if data is None:
         return None
     nothing = images.new_zeros(len(images))
-    return compare(Reconstruction(images.cpu().float(), nothing, nothing.long()), data.split)
+    found = Reconstruction(images.cpu().float(), nothing, nothing.long())
+    return compare(found, data.split, protocol=default_protocol(data.train.images, network))

@@ -12,13 +12,14 @@ from engram.attacker import AttackerView
 from engram.auditing.blind import BlindView
 from engram.auditing.reliability import Reliability, reliability
 from engram.auditing.samples import AuditData
-from engram.inspection import Examination, examine
+from engram.inspection import DensePart, Examination, examine_either
 from engram.matching import ScoreReport, Threshold
 from engram.matching.roc import Roc, roc
 from engram.matching.table import HIGHER_IS_BETTER
 from engram.membership import Membership, membership_tests
 from engram.pipeline import compare
 from engram.reconstruct.engine.row_space import RowSpace
+from engram.targets.networks import Network
 from engram.task import Binary
 
 LEARNT = 0.9
@@ -90,8 +91,10 @@ class Comparison:
         }
 
 
-def compare_with(view: AttackerView, blind: BlindView, data: AuditData, space: RowSpace) -> Comparison:
-    """Everything that the data say of the candidates and the weights."""
+def compare_with(
+    view: AttackerView[Network], part: DensePart, blind: BlindView, data: AuditData, space: RowSpace
+) -> Comparison:
+    """Everything that the data say of the candidates and the weights; `space` is the part's row space."""
     score = compare(blind.found, data.split, network=view.network)
     threshold = deciding_threshold(score)
     inputs = data.train.images - data.mean
@@ -99,10 +102,13 @@ def compare_with(view: AttackerView, blind: BlindView, data: AuditData, space: R
     examination = None
     if isinstance(view.task, Binary):
         others = None if data.held_out is None else data.held_out.images
-        examination = examine(view, space, data.train.images, data.train.labels, data.mean, held_out=others)
+        examination = examine_either(part, space, data.train.images, data.train.labels, data.mean, held_out=others)
     membership = None
     if data.held_out is not None and unseen is not None:
-        membership = membership_tests(view, (inputs, data.train.labels), (unseen, data.held_out.labels))
+        own, control = (part.entering(records) for records in (inputs, unseen))
+        membership = membership_tests(
+            part.view, (own, data.train.labels), (control, data.held_out.labels), width=part.width
+        )
     return Comparison(
         data=data,
         score=score,

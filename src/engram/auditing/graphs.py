@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from engram.auditing.reliability import Reliability
-from engram.inspection import Description
+from engram.inspection import Spectrum
 from engram.matching.roc import Roc
 from engram.report.html.charts import Axis, Series, chart
 
@@ -55,9 +55,8 @@ def output_chart(comparison: Comparison) -> Markup:
     )
 
 
-def spectrum_chart(description: Description) -> Markup:
-    """Singular values of the first layer, and where its noise ends."""
-    spectrum = description.spectrum
+def spectrum_chart(spectrum: Spectrum, layer: str) -> Markup:
+    """Singular values of the layer, and where its noise ends."""
     values = [value for value in spectrum.values.tolist() if value > 0]
     top = max(values, default=1.0)
     floor = max(min(values, default=1.0), 1e-6 * top)
@@ -68,8 +67,8 @@ def spectrum_chart(description: Description) -> Markup:
         series.append(
             Series("above the noise", [x.low, x.high], 2 * [spectrum.threshold], kind="dashed", colour=1)
         )
-    summary = f"{spectrum.rank} directions of the first layer stand above its noise."
-    return chart("Spectrum of the first layer", x, y, series, summary=summary)
+    summary = f"{spectrum.rank} directions of {layer} stand above its noise."
+    return chart(f"Spectrum of {layer}", x, y, series, summary=summary)
 
 
 def confidence_chart(reliability: Reliability) -> Markup:

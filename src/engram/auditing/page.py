@@ -2,49 +2,32 @@
 
 from __future__ import annotations
 
-from engram.auditing.galleries import baseline_gallery, candidate_gallery, pair_anchor, pair_gallery
-from engram.auditing.graphs import (
-    confidence_chart,
-    output_chart,
-    roc_chart,
-    spectrum_chart,
-    timeline_chart,
+from engram.auditing.page_blind import (
+    baseline_sections,
+    candidate_section,
+    course_section,
+    settings_section,
+    weights_section,
 )
+from engram.auditing.page_data import control_section, membership_section, pairs_section, risk_section
 from engram.auditing.record import AuditRecord
-from engram.auditing.words import LIMITS, reproduce
-from engram.matching.roc import RATES
-from engram.report.html import Cell, Page, Section, Table, Tile
-
-RISK_HEADS = {
-    "index": "record",
-    "label": "label",
-    "recovered": "recovered",
-    "member_told": "member told",
-    "ssim": "SSIM",
-    "ncc": "NCC",
-    "relative_l2": "relative L2",
-    "margin": "margin",
-    "dual": "dual",
-    "ceiling_ssim": "ceiling SSIM",
-    "boundaries": "boundaries",
-    "membership": "membership",
-    "confidence": "confidence",
-}
+from engram.auditing.words import limits
+from engram.report.html import Page, Section, Tile
 
 
 def page_of(record: AuditRecord) -> Page:
     """Every section that this audit has something to say in."""
     sections = [
-        _pairs(record),
-        _control(record),
-        _risks(record),
-        _membership(record),
-        _candidates(record),
-        _weights(record),
-        _course(record),
-        *_baselines(record),
-        _settings(record),
-        Section("limits", "What the numbers do not say", LIMITS),
+        pairs_section(record),
+        control_section(record),
+        risk_section(record),
+        membership_section(record),
+        candidate_section(record),
+        weights_section(record),
+        course_section(record),
+        *baseline_sections(record),
+        settings_section(record),
+        Section("limits", "What the numbers do not say", limits(record)),
     ]
     return Page(
         title=f"{record.model}: what its weights give away",
@@ -68,180 +51,9 @@ def _tiles(record: AuditRecord) -> list[Tile]:
         if comparison.membership is not None:
             curve = comparison.membership["combined"].roc
             tiles.append(Tile("membership told", f"{curve.at(0):.0%}", "of the records, without a false alarm"))
-    if blind.has_confidence:
+    if blind.found.has_confidence:
         tiles.append(Tile("confident candidates", f"{blind.sure} of {len(blind.found)}", "at 90 %, judged blind"))
     else:
         tiles.append(Tile("candidates", str(len(blind.found)), "this attack gives no confidence"))
     tiles.append(Tile("attack", f"{record.attack.seconds:.0f} s", f"{record.attack.steps:,} steps"))
     return tiles
-
-
-def _pairs(record: AuditRecord) -> Section | None:
-    if record.comparison is None or record.comparison.score.train.ssim is None:
-        return None
-    score = record.comparison.score
-    heads = ("recovered", "training records", "held-out records", "excess", "from noise")
-    rows = [(row.threshold.text, row.train, row.held_out, row.excess, row.noise) for row in score.counts]
-    return Section(
-        "pairs",
-        "Training images read out of the weights",
-        [
-            "Each reconstruction stands above the training image it was matched to, best first, with their SSIM "
-            "(1 is identical, above 0.4 is what the papers call good). Click to enlarge."
-        ],
-        gallery=pair_gallery(record.comparison),
-        tables=[Table(heads, rows, f"Counts of {len(score.train)} records; the excess is what was recovered")],
-    )
-
-
-def _control(record: AuditRecord) -> Section | None:
-    if record.comparison is None:
-        return None
-    comparison = record.comparison
-    charts = [output_chart(comparison)] if comparison.score.train.model_output is not None else []
-    paragraphs, tables = [f"{warning[0].upper()}{warning[1:]}." for warning in comparison.warnings], []
-    if comparison.roc is not None:
-        charts.insert(0, roc_chart("Best match: training against held-out", {"best match": comparison.roc}))
-        rows = [(f"{rate:.1%}", comparison.roc.at(rate)) for rate in RATES]
-        caption = f"Share of records told by their best match (AUC {comparison.roc.auc:.3f})"
-        tables.append(Table(("false-positive rate", "true-positive rate"), rows, caption))
-        if comparison.roc.note is not None:
-            paragraphs.append(comparison.roc.note + ".")
-    lead = (
-        "The same candidates are scored against held-out records of the same kind. What they match there is "
-        "chance or blur; only what goes beyond is a leak."
-    )
-    return Section("control", "Control: is it more than chance?", [lead, *paragraphs], charts, tables=tables)
-
-
-def _risks(record: AuditRecord) -> Section | None:
-    if record.comparison is None:
-        return None
-    risks = record.risks
-    known = [name for name in RISK_HEADS if any(getattr(risk, name) is not None for risk in risks)]
-    table = Table(
-        heads=[RISK_HEADS[name] for name in known],
-        rows=[[getattr(risk, name) for name in known] for risk in risks],
-        caption=f"{len(risks)} records, those at most risk first; also in risk.csv",
-        sortable=True,
-        links=[pair_anchor(record.comparison, risk.index) for risk in risks],
-    )
-    text = (
-        f"Recovered: a reconstruction with {record.comparison.threshold.text}. Member told: its membership score "
-        "lies above that of every held-out record. The ceiling is the best SSIM that any method without an image "
-        "prior can reach; the dual is how much training leant on the record."
-    )
-    return Section("risk", "Which records leak", [text], tables=[table])
-
-
-def _membership(record: AuditRecord) -> Section | None:
-    membership = None if record.comparison is None else record.comparison.membership
-    if membership is None:
-        return None
-    heads = ("test", "AUC", *(f"TPR at {rate:.1%} FPR" for rate in RATES))
-    rows: list[list[Cell]] = [
-        [test.name, test.roc.auc, *(test.roc.at(rate) for rate in RATES)] for test in membership.tests
-    ]
-    notes = [note for note in (membership.note, membership["combined"].roc.note) if note is not None]
-    curves = {test.name: test.roc for test in membership.tests}
-    return Section(
-        "membership",
-        "Was this record in training?",
-        [
-            "Asked of the weights: on how many neuron boundaries a record lies (boundaries), how much of the "
-            "first layer it explains in one fit with the held-out records (dual), and the mean of both ranks "
-            "(combined). Thresholding the loss is the usual way, for comparison. Nothing was fitted to who is "
-            "a member.",
-            *(f"{note}." for note in notes),
-        ],
-        [roc_chart("Membership", curves)],
-        tables=[Table(heads, rows, "True-positive rates at fixed false-positive rates")],
-    )
-
-
-def _candidates(record: AuditRecord) -> Section:
-    blind = record.blind
-    reliability = None if record.comparison is None else record.comparison.reliability
-    paragraphs = [
-        "What a stranger holds in hand, without any data: the candidates with the highest confidence that they "
-        "show a training image. They are shown without the mean image, which a stranger does not know, stretched "
-        "to full contrast."
-    ]
-    if len(record.view.input_shape) != 3:
-        paragraphs.append("The inputs are no images, so there is nothing to show; see reconstruction.safetensors.")
-    tables, charts = [], []
-    if reliability is not None:
-        paragraphs.append("With data at hand, the confidence can be checked: what was said against what was true.")
-        charts = [confidence_chart(reliability)]
-        rows = [(one.k, one.train, one.held_out) for one in reliability.precision]
-        heads = ("most confident", "show a training image", "show a held-out image")
-        tables = [Table(heads, rows, "Precision: share of the k most confident candidates with NCC above 0.8")]
-    return Section(
-        "candidates",
-        "What a stranger would hold in hand",
-        paragraphs,
-        charts,
-        candidate_gallery(blind, record.view.input_shape),
-        tables,
-    )
-
-
-def _weights(record: AuditRecord) -> Section:
-    description, counts = record.description, record.description.equations
-    heads = ("layer", "inputs", "outputs", "norm", "share of noise")
-    rows = [
-        (layer.name, layer.inputs, layer.outputs, layer.norm, None if layer.noise is None else layer.noise.share)
-        for layer in description.layers
-    ]
-    return Section(
-        "weights",
-        "What the weights say before any attack",
-        [record.reach.sentence, f"Equations enough for up to {counts.row_space_most_samples:,} records."],
-        [spectrum_chart(description)],
-        tables=[Table(heads, rows, f"{description.name}, {description.parameters:,} parameters")],
-    )
-
-
-def _course(record: AuditRecord) -> Section:
-    return Section(
-        "course", "Good images over time", [f"The attack {record.attack.message}."], [timeline_chart(record)]
-    )
-
-
-def _baselines(record: AuditRecord) -> list[Section]:
-    sections = []
-    for baseline in record.baselines:
-        paragraphs, tables = [], []
-        if baseline.name == "model inversion":
-            text = (
-                f"{len(baseline.images):,} starts, half climbing the output and half descending, by rising output."
-            )
-        else:
-            text = f"All {len(baseline.images):,} rows of the first layer, each as an image, the largest first."
-        paragraphs.append(text + " A simpler way of looking at the weights, to stand beside the attack.")
-        if baseline.score is not None:
-            rows = [(row.threshold.text, row.train, row.held_out, row.excess) for row in baseline.score.counts]
-            tables = [Table(("recovered", "training", "held-out", "excess"), rows, "Scored like the attack")]
-        anchor = baseline.name.replace(" ", "-")
-        gallery = baseline_gallery(baseline, record.view.input_shape)
-        title = f"Baseline: {baseline.name}"
-        sections.append(Section(anchor, title, paragraphs, gallery=gallery, tables=tables))
-    return sections
-
-
-def _settings(record: AuditRecord) -> Section:
-    settings = {"recipe": record.attack.recipe, **record.attack.settings}
-    rows = [
-        (name, "derived from the weights" if value is None else str(value)) for name, value in settings.items()
-    ]
-    versions = [(name, value) for name, value in record.versions.items()]
-    return Section(
-        "reproduce",
-        "Settings and how to reproduce",
-        [f"Weights (SHA-256): {record.view.network.digest()}"],
-        tables=[
-            Table(("setting", "value"), rows, "Settings of the attack"),
-            Table(("software", "version"), versions, "Versions"),
-        ],
-        code=reproduce(record),
-    )

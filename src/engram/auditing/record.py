@@ -15,7 +15,9 @@ from engram.auditing.compared import Baseline
 from engram.auditing.comparison import Comparison, Risk
 from engram.auditing.timeline import Moment
 from engram.auditing.verdict import AuditVerdict
-from engram.inspection import Description, Verdict, inspection_record
+from engram.inspection import AnyDescription, Verdict, record_of_either
+from engram.targets.convolutional import ConvNetwork
+from engram.targets.networks import Network
 
 SCHEMA_VERSION = 1
 
@@ -36,9 +38,9 @@ class AuditRecord:
     """The outcome of `engram.audit`; `comparison` is None in the blind mode."""
 
     model: str
-    view: AttackerView
+    view: AttackerView[Network]
     verdict: AuditVerdict
-    description: Description
+    description: AnyDescription
     reach: Verdict
     attack: AttackSummary
     blind: BlindView
@@ -49,6 +51,11 @@ class AuditRecord:
     seconds: float
     command: str | None = None
     """What was typed, where a person typed it."""
+
+    @property
+    def architecture(self) -> str | None:
+        """The layers of a network with convolutions, as --arch describes them."""
+        return self.view.network.architecture.text if isinstance(self.view.network, ConvNetwork) else None
 
     @property
     def mode(self) -> str:
@@ -67,11 +74,12 @@ class AuditRecord:
             "model": {
                 "name": self.model,
                 "network": self.view.network.name,
+                "architecture": self.architecture,
                 "weights_sha256": self.view.network.digest(),
                 "input_shape": list(self.view.input_shape),
                 "task": self.view.task.name,
             },
-            "inspection": inspection_record(self.view, self.description, self.reach, examination),
+            "inspection": record_of_either(self.view, self.description, self.reach, examination),
             "attack": asdict(self.attack),
             "candidates": {
                 "count": len(found),

@@ -20,18 +20,20 @@ from engram.auditing.timeline import Milestones, Timeline
 from engram.auditing.verdict import decide
 from engram.baselines import InversionSettings
 from engram.errors import ConfigError
-from engram.inspection import describe, judge
+from engram.inspection import dense_part, describe_either, judge_either
 from engram.loop import Observer
-from engram.pipeline import attack
+from engram.pipeline import attack, default_protocol
 from engram.reconstruct.attack import Attack
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.runs import versions
-from engram.targets.checkpoint import open_target
-from engram.targets.networks import DenseNetwork, Network
+from engram.targets.architecture import Architecture
+from engram.targets.checkpoint import Card, open_target
+from engram.targets.described import described_network
+from engram.targets.networks import Network
 from engram.targets.state_dict import dense_network
 from engram.task import infer_task, task_named
 
-Model = nn.Module | DenseNetwork | Mapping[str, Tensor] | Path | str
+Model = nn.Module | Network | Mapping[str, Tensor] | Path | str
 TIMELINE_FILE = "timeline.jsonl"
 
 
@@ -39,6 +41,7 @@ def audit(
     model: Model,
     *,
     input_shape: Sequence[int] | None = None,
+    arch: str | None = None,
     train: Samples | None = None,
     held_out: Samples | None = None,
     mean: Tensor | None = None,
@@ -53,6 +56,8 @@ def audit(
     """Inspect, attack, score and judge a model; blind without `train`.
 
     model        a module, a state_dict, or a path to either's file or to a directory of `engram train`
+    arch         the layers of one with convolutions, e.g. "conv3x32 relu flatten 1000 relu 1"; a .pt2 file and a
+                 directory of `engram train` know theirs
     train        (images [n, *shape] with pixels in [0, 1], labels [n]) that the model was trained on
     held_out     the same of records that it never saw: the control, without which no count means anything
     mean         [*shape], what is subtracted before the network sees an image; None is the mean of `train`,
@@ -60,7 +65,7 @@ def audit(
     seconds      time for the attack; baselines and scoring come on top
     directory    where the run leaves its files, so that `resume` can go on after a kill
     """
-    view, name = view_of(model, input_shape, task)
+    view, name = view_of(model, input_shape, task, arch)
     data = None
     if train is not None:
         data = audit_data(view, train, held_out, mean)
@@ -96,10 +101,11 @@ def run_audit(
 ) -> AuditRecord:
     """The audit by an attack that was chosen; with a directory, the report and its files are written there."""
     started = time.monotonic()
-    view = scheme.view.narrowed(DenseNetwork)
-    view = replace(view, network=view.network.to(device="cpu"))
-    description = describe(view, samples=None if data is None else len(data.train))
-    timeline = Timeline(data, None if directory is None else directory / TIMELINE_FILE)
+    view = replace(scheme.view, network=scheme.view.network.to(device="cpu"))
+    part = dense_part(view)
+    description = describe_either(view, samples=None if data is None else len(data.train))
+    protocol = None if data is None else default_protocol(data.train.images, view.network)
+    timeline = Timeline(data, protocol, None if directory is None else directory / TIMELINE_FILE)
     if resume:
         timeline.resume()
     found, solution = attack(
@@ -114,9 +120,9 @@ def run_audit(
     solution.require_finite()
     spent = float(solution.state.get("audit_seconds", solution.seconds))
     timeline.add(solution.steps, spent, found)
-    blind = blind_view(view, found, description.space.basis)
-    comparison = None if data is None else compare_with(view, blind, data, description.space)
-    reach = judge(description, None if comparison is None else comparison.examination)
+    blind = blind_view(part, found, description.space.basis)
+    comparison = None if data is None else compare_with(view, part, blind, data, description.space)
+    reach = judge_either(description, None if comparison is None else comparison.examination)
     record = AuditRecord(
         model=name,
         view=view,
@@ -137,22 +143,34 @@ def run_audit(
     return record
 
 
-def view_of(model: Model, input_shape: Sequence[int] | None, task: str | None) -> tuple[AttackerView, str]:
+def view_of(
+    model: Model, input_shape: Sequence[int] | None, task: str | None, arch: str | None = None
+) -> tuple[AttackerView[Network], str]:
     """What a stranger sees of a model given in any form, and a name for it."""
-    card = None
-    if isinstance(model, str | Path):
-        target = open_target(Path(model))
-        card, name = target.card, str(model)
-        network: Network = target.network
-    elif isinstance(model, DenseNetwork):
-        network, name = model, model.name
-    else:
-        state = model.state_dict() if isinstance(model, nn.Module) else model
-        network, name = dense_network(state), type(model).__name__
-    if input_shape is None and card is None:
+    shape = None if input_shape is None else tuple(input_shape)
+    if arch is not None and shape is None:
+        raise ConfigError("arch needs input_shape, the shape of one input, e.g. input_shape=(3, 32, 32)")
+    layers = None if arch is None or shape is None else Architecture.parse(arch, shape)
+    network, card, name = _opened(model, layers)
+    shape = shape or (network.input_shape if card is None else card.input_shape)
+    if shape is None:
         raise ConfigError("input_shape must be given for this model, e.g. input_shape=(3, 32, 32)")
-    shape = tuple(input_shape) if input_shape is not None else card.input_shape  # type: ignore[union-attr]
     chosen = task or (None if card is None else card.task)
     outputs = network.sizes[-1]
-    any_view = AttackerView(network, shape, infer_task(outputs) if chosen is None else task_named(chosen, outputs))
-    return any_view.narrowed(DenseNetwork), name
+    known = infer_task(outputs) if chosen is None else task_named(chosen, outputs)
+    return AttackerView(network, shape, known), name
+
+
+def _opened(model: Model, layers: Architecture | None) -> tuple[Network, Card | None, str]:
+    """The network, its card if engram trained it, and a name."""
+    is_whole = isinstance(model, Network) or (isinstance(model, str | Path) and Path(model).is_dir())
+    if layers is not None and is_whole:
+        raise ConfigError("this model says which layers it has; leave arch out")
+    if isinstance(model, str | Path):
+        target = open_target(Path(model), layers)
+        return target.network, target.card, str(model)
+    if isinstance(model, Network):
+        return model, None, model.name
+    state = model.state_dict() if isinstance(model, nn.Module) else model
+    network = dense_network(state) if layers is None else described_network(state, layers)
+    return network, None, type(model).__name__

@@ -12,6 +12,7 @@ from engram.attacker import AttackerView
 from engram.data.image_set import ImageSet
 from engram.data.sampling import Split
 from engram.errors import require
+from engram.targets.networks import Network
 
 Samples = ImageSet | Sequence[Tensor]
 """An ImageSet, or (images [n, *shape] in [0, 1], labels [n])."""
@@ -32,7 +33,7 @@ class AuditData:
 
 
 def audit_data(
-    view: AttackerView, train: Samples, held_out: Samples | None, mean: Tensor | None = None
+    view: AttackerView[Network], train: Samples, held_out: Samples | None, mean: Tensor | None = None
 ) -> AuditData:
     """Both sets in the model's shape and labels, disjoint; `mean` None is the training mean, as in the papers."""
     records = _image_set(view, train, "train")
@@ -56,7 +57,7 @@ def audit_data(
     return AuditData(records, others, centre)
 
 
-def _image_set(view: AttackerView, samples: Samples, name: str) -> ImageSet:
+def _image_set(view: AttackerView[Network], samples: Samples, name: str) -> ImageSet:
     if not isinstance(samples, ImageSet):
         require(len(samples) == 2, name, "must be (images, labels)", f"{len(samples)} parts")
         images, labels = (torch.as_tensor(part) for part in samples)

@@ -5,35 +5,43 @@ from __future__ import annotations
 from pathlib import Path
 
 from engram.attacker import AttackerView
-from engram.errors import CheckpointError
+from engram.errors import CheckpointError, require
 from engram.reconstruct.attack import Attack
-from engram.reconstruct.engine.budget import fit_to_budget
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.reconstruct.engine.solver import Engine
+from engram.reconstruct.engines import engine_for
 from engram.reconstruct.published.scheme import PublishedScheme
 from engram.reconstruct.published.settings import Buzaglo2023, Haim2022
 from engram.runs import RunDirectory, read_record, read_settings
+from engram.targets.networks import Network
 
 
 def choose_scheme(
-    view: AttackerView,
+    view: AttackerView[Network],
     *,
     settings: EngineSettings | None = None,
     seconds: float | None = None,
     resumed: Path | None = None,
 ) -> Attack:
-    """Planned for `seconds` if given; a resumed run keeps the plan in its run.json."""
+    """Planned for `seconds` if given; a resumed run keeps the plan in its run.json and takes no other."""
     if resumed is not None and RunDirectory(resumed).record.exists():
-        return stored_scheme(view, resumed)
-    engine = Engine(view, settings or EngineSettings())
-    return engine if seconds is None else fit_to_budget(engine, seconds)
+        stored = stored_scheme(view, resumed)
+        require(
+            settings in (None, stored.settings),
+            "settings",
+            f"must be those of the run that is gone on with ({stored.settings})",
+            settings,
+            "leave them out, or start anew in another directory",
+        )
+        return stored
+    return engine_for(view, settings or EngineSettings(), seconds)
 
 
-def stored_scheme(view: AttackerView, run: Path) -> Attack:
+def stored_scheme(view: AttackerView[Network], run: Path) -> Attack:
     """The attack that a run directory records, with its settings."""
     recipe = read_record(run).get("recipe")
     if recipe == Engine.recipe:
-        return Engine(view, read_settings(run, EngineSettings))
+        return engine_for(view, read_settings(run, EngineSettings))
     kinds = {kind.recipe: kind for kind in (Haim2022, Buzaglo2023)}
     if recipe not in kinds:
         raise CheckpointError(f"{RunDirectory(run).record} names no recipe that this version knows: {recipe!r}")

@@ -15,9 +15,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from engram import files
 from engram.attacker import AttackerView
+from engram.auditing.blind import SURE
 from engram.auditing.samples import AuditData
 from engram.loop import Metrics, State, Values
-from engram.matching import ScoreReport
+from engram.matching import ScoreReport, ScoringProtocol
 from engram.pipeline import compare
 from engram.reconstruct.attack import Attack
 from engram.reconstruct.candidates import Reconstruction
@@ -44,6 +45,7 @@ class Timeline:
     """Moments so far; with a path, also in a JSON-lines file, from which a resumed run goes on."""
 
     data: AuditData | None
+    protocol: ScoringProtocol | None = None
     path: Path | None = None
     moments: list[Moment] = field(default_factory=list)
 
@@ -59,9 +61,8 @@ class Timeline:
     def add(self, step: int, seconds: float, found: Reconstruction) -> None:
         """Judge what the attack has now; a step that a resumed run repeats is taken once."""
         self.moments = [moment for moment in self.moments if moment.step < step]
-        sure = 0 if found.scores is None else int((found.scores > 0.9).sum())
-        report = None if self.data is None else compare(found, self.data.split)
-        self.moments.append(Moment(step, seconds, len(found), sure, *_counts(report)))
+        report = None if self.data is None else compare(found, self.data.split, protocol=self.protocol)
+        self.moments.append(Moment(step, seconds, len(found), found.count_above(SURE), *_counts(report)))
         if self.path is not None:
             text = "".join(json.dumps(asdict(moment)) + "\n" for moment in self.moments)
             files.write_bytes(self.path, text.encode())

@@ -10,6 +10,7 @@ from scipy.stats import fisher_exact
 from engram.auditing.blind import LIKELY, SURE, BlindView
 from engram.auditing.comparison import Comparison
 from engram.inspection import Verdict
+from engram.reconstruct.candidates import Reconstruction
 
 Outcome = Literal["leak found", "leak suspected", "no leak found"]
 SIGNIFICANT = 0.005
@@ -46,7 +47,7 @@ def decide(blind: BlindView, comparison: Comparison | None, reach: Verdict) -> A
     if row.held_out is None or comparison.score.held_out is None or comparison.membership is None:
         return _uncontrolled(row.train, counted)
     k = len(comparison.score.held_out)
-    p_images = float(fisher_exact([[row.train, n - row.train], [row.held_out, k - row.held_out]], "greater")[1])
+    p_images = chance_of(row.train, n, row.held_out, k)
     curve = comparison.membership["combined"].roc
     numbers = (
         f"{counted}, of {k} held-out ones {row.held_out}; membership is told for {curve.at(0):.0%} of the records "
@@ -65,6 +66,21 @@ def decide(blind: BlindView, comparison: Comparison | None, reach: Verdict) -> A
     return AuditVerdict(outcome, sentence, p_images, curve.p_value)
 
 
+def chance_of(hits: int, records: int, held_out_hits: int, held_out: int) -> float:
+    """The chance of so many hits, or more, among the records, were they no likelier than held-out ones (Fisher).
+
+    >>> round(chance_of(6, 8, 0, 8), 4), chance_of(0, 8, 0, 8)
+    (0.0035, 1.0)
+    """
+    table = [[hits, records - hits], [held_out_hits, held_out - held_out_hits]]
+    return float(fisher_exact(table, "greater")[1])
+
+
+def is_suspect(found: Reconstruction) -> bool:
+    """Whether candidates are confident enough, judged blind, for some to be real."""
+    return found.count_above(SURE) > 0 or found.count_above(LIKELY) >= LIKELY_ENOUGH
+
+
 def _uncontrolled(hits: int, counted: str) -> AuditVerdict:
     if hits:
         return AuditVerdict(
@@ -78,14 +94,14 @@ def _blind_verdict(blind: BlindView, reach: Verdict) -> AuditVerdict:
     if reach.decided_by in NOTHING_LEARNT and not reach.in_reach:
         # Restarts agree on noise too where there is nothing else: their confidence says nothing here.
         return AuditVerdict("no leak found", f"No leak found by this attack. {reach.sentence} {NO_PROOF}")
-    if not blind.has_confidence:
+    if not blind.found.has_confidence:
         return AuditVerdict(
             "leak suspected",
             f"Leak suspected, for want of a judgement: {total} candidates without a confidence; give your "
             "training data, or more time.",
         )
     numbers = f"a stranger would hold {blind.sure} candidates that show a training image at {SURE:.0%} confidence"
-    if blind.sure or blind.likely >= LIKELY_ENOUGH:
+    if is_suspect(blind.found):
         also = f" ({blind.likely} at {LIKELY:.0%}), out of {total}; with your data this can be measured."
         return AuditVerdict("leak suspected", f"Leak suspected: {numbers}{also}")
     return AuditVerdict(

@@ -19,7 +19,7 @@ from torch import Tensor
 from engram.attacker import AttackerView
 from engram.errors import require
 from engram.loop import Budget, Metrics, Observer, State, Values, run
-from engram.targets.networks import DenseNetwork
+from engram.targets.networks import Network
 
 RATES = (1e-6, 1.0)
 SPREADS = (1e-7, 1.0)
@@ -51,11 +51,11 @@ class Found:
 class Inversion:
     """The search as an iteration; pixels stay within the range that mean-subtracted ones can have."""
 
-    view: AttackerView
+    view: AttackerView[Network]
     settings: InversionSettings
 
     @cached_property
-    def network(self) -> DenseNetwork:
+    def network(self) -> Network:
         return self.view.network.to(dtype=torch.float32)
 
     @cached_property
@@ -108,7 +108,9 @@ class Inversion:
         return Found(images.cpu(), own[order].cpu())
 
 
-def invert(view: AttackerView, settings: InversionSettings, *, observers: Sequence[Observer] = ()) -> Found:
+def invert(
+    view: AttackerView[Network], settings: InversionSettings, *, observers: Sequence[Observer] = ()
+) -> Found:
     """Run the search through the library's loop."""
     search = Inversion(view, settings)
     solution = run(search, Budget(steps=settings.steps), observers=observers)

@@ -18,7 +18,7 @@ from engram.data.catalog import load
 from engram.data.choice import DataChoice
 from engram.errors import DataError
 from engram.loop import Observer
-from engram.targets.descent import Recipe
+from engram.targets.recipe import Recipe
 from engram.targets.spec import MLPSpec
 from engram.targets.train import train
 from engram.task import Binary

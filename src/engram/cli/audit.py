@@ -9,21 +9,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engram.cli.bars import share_bar
 from engram.cli.options import (
+    Arch,
     Classes,
     DataName,
     DataRoot,
+    DataSeed,
     Device,
     InputShape,
     Labels,
+    Model,
+    Number,
     Resume,
     SnapshotEvery,
     TaskName,
+    Time,
+    WithData,
     check_device,
     parse_seconds,
-    share_bar,
 )
-from engram.cli.target import attacker_view
+from engram.cli.resumed import remember, remembered, same_model
+from engram.cli.target import attacker_view, opened
 
 if TYPE_CHECKING:
     from engram.auditing import AuditRecord
@@ -37,24 +44,34 @@ EXAMPLES = (
 )
 
 
+DATA_OPTIONS = (
+    "data",
+    "n",
+    "labels",
+    "classes",
+    "data_seed",
+    "with_data",
+    "held_out",
+    "held_out_n",
+    "mean",
+    "data_root",
+)
+
+
 def audit(
-    model: Annotated[
-        Path, typer.Argument(help="A directory of `engram train`, or a .pt, .pth or .safetensors file.")
-    ],
+    context: typer.Context,
+    model: Model,
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory for the report and the run's files.")],
     input_shape: InputShape = None,
+    arch: Arch = None,
     task: TaskName = None,
     data: DataName = None,
-    n: Annotated[int | None, typer.Option("-n", min=1, help="Number of training images.")] = None,
+    n: Number = None,
     labels: Labels = None,
     classes: Classes = None,
     data_root: DataRoot = None,
-    data_seed: Annotated[
-        int | None, typer.Option("--data-seed", help="As in training; else the first of each class.")
-    ] = None,
-    with_data: Annotated[
-        bool, typer.Option("--with-data", help="Take the data from the card of a model that engram trained.")
-    ] = False,
+    data_seed: DataSeed = None,
+    with_data: WithData = False,
     held_out: Annotated[
         str | None,
         typer.Option(
@@ -71,7 +88,7 @@ def audit(
         str,
         typer.Option("--mean", help="What the model's inputs are lessened by: train (the training mean) or zero."),
     ] = "train",
-    budget: Annotated[str | None, typer.Option("--budget", help="Time for the attack: 30s, 5m, 1h.")] = None,
+    budget: Time = None,
     baselines: Annotated[
         str,
         typer.Option("--baselines", help="Model inversion and weights beside the attack: none, quick or full."),
@@ -99,29 +116,19 @@ def audit(
     from engram.auditing.run import run_audit
     from engram.auditing.scheme import choose_scheme
     from engram.cli.audit_data import chosen_data
-    from engram.targets.checkpoint import open_target
-    from engram.targets.networks import DenseNetwork
+    from engram.runs import RunDirectory
 
-    target = open_target(model)
-    view = attacker_view(target, model, input_shape, task).narrowed(DenseNetwork)
-    inversion = inversion_settings(baselines, images)
-    compared = chosen_data(
-        target,
-        view,
-        data=data,
-        n=n,
-        labels=labels,
-        classes=classes,
-        seed=data_seed,
-        with_data=with_data,
-        held_out=held_out,
-        held_out_n=held_out_n,
-        mean=mean,
-        root=data_root,
-    )
+    given = remembered(context, out, resume=resume)
+    target = opened(model, given["arch"], given["input_shape"])
+    view = attacker_view(target, model, given["input_shape"], given["task"])
+    if resume and RunDirectory(out).record.exists():
+        same_model(out, view, model)
+    inversion = inversion_settings(given["baselines"], given["images"])
+    compared = chosen_data(target, view, **{name: given[name] for name in DATA_OPTIONS})
     view = replace(view, network=view.network.to(device=check_device(device)))
     seconds = None if budget is None else parse_seconds(budget)
     scheme = choose_scheme(view, seconds=seconds, resumed=out if resume else None)
+    remember(given, out, resume=resume)
     with share_bar("attacking", *([] if inversion is None else ["inverting"])) as told:
         record = run_audit(
             scheme,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engram.cli.options import named_data
+from engram.cli.asked_data import AskedData
 
 if TYPE_CHECKING:
     from engram.attacker import AttackerView
@@ -20,43 +20,35 @@ NO_CONTROL = "none"
 
 def chosen_data(
     target: Target[Network],
-    view: AttackerView,
+    view: AttackerView[Network],
     *,
     data: str | None,
     n: int | None,
     labels: str | None,
     classes: int | None,
-    seed: int | None,
+    data_seed: int | None,
     with_data: bool,
     held_out: str | None,
     held_out_n: int | None,
     mean: str,
-    root: Path | None,
+    data_root: Path | None,
 ) -> AuditData | None:
     """Training records and their control, or None for the blind mode; options that do nothing are refused."""
     import torch
 
     from engram.auditing.samples import audit_data
     from engram.errors import ConfigError, require
-    from engram.task import own_classes
 
     require(mean in ("train", "zero"), "--mean", "must be train or zero", mean)
-    if with_data and data is not None:
-        raise ConfigError("--with-data takes the data from the model's card; leave --data out")
-    if data is None and not with_data:
-        given = {"-n": n, "--labels": labels, "--classes": classes, "--data-seed": seed, "--held-out": held_out}
-        given |= {"--held-out-n": held_out_n, "--mean": None if mean == "train" else mean}
-        if stray := [name for name, value in given.items() if value is not None]:
+    asked = AskedData(data=data, n=n, labels=labels, classes=classes, data_seed=data_seed, with_data=with_data)
+    choice = asked.choice(target.card, view.task.name)
+    if choice is None:
+        control = {"--held-out": held_out, "--held-out-n": held_out_n, "--mean": None if mean == "train" else mean}
+        if stray := [name for name, value in control.items() if value is not None]:
             raise ConfigError(f"{', '.join(stray)} goes with --data; give --data NAME -n NUMBER too")
         return None
-    if data is not None:
-        choice = named_data(data, n, labels, seed, classes=classes, own_classes=own_classes(view.task.name))
-    elif target.card is None:
-        raise ConfigError("--with-data needs a directory of `engram train`; else say --data NAME -n NUMBER")
-    else:
-        choice = target.card.data
-    train, control = _loaded(choice, held_out, held_out_n, root)
-    return audit_data(view, train, control, torch.zeros(view.input_shape) if mean == "zero" else None)
+    train, unseen = _loaded(choice, held_out, held_out_n, data_root)
+    return audit_data(view, train, unseen, torch.zeros(view.input_shape) if mean == "zero" else None)
 
 
 def _loaded(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.options import DataName, DataRoot, Labels, parse_seconds, progress_bar, share_bar
+from engram.cli.bars import progress_bar, share_bar
+from engram.cli.options import DataName, DataRoot, Labels, Number, parse_seconds
 from engram.cli.target import open_finished
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def bench(
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory for numbers and plot.")] = Path("runs/bench"),
     data: DataName = None,
     labels: Labels = None,
-    n: Annotated[int | None, typer.Option("-n", min=1, help="Number of training images (50).")] = None,
+    n: Number = None,
     epochs: Annotated[int | None, typer.Option("--epochs", help="Epochs of training (4000).")] = None,
     lr: Annotated[float | None, typer.Option("--lr", help="Learning rate of training (0.02).")] = None,
     data_root: DataRoot = None,
@@ -50,6 +51,7 @@ def bench(
 ) -> None:
     """Run the published scheme and the engine on the same weights: seconds a step, images over time, ratio.
 
+    Without MODEL a target like the demo's is trained: 50 faces unless --data and -n say otherwise.
     Writes bench.json and bench.png, or with --steps steps.json. Ctrl-C keeps what was measured so far.
     """
     from engram.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engram.cli.options import progress_bar, share_bar
+from engram.cli.bars import progress_bar, share_bar
 from engram.cli.target import open_finished
 
 if TYPE_CHECKING:

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engram.cli.options import AsJson, Classes, DataRoot
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 app = typer.Typer(help="List, fetch and look at data sets.", no_args_is_help=True)
 
-DataRoot = Annotated[
-    Path | None,
-    typer.Option("--data-root", help="Folder with the data sets; else ENGRAM_DATA, else ~/.cache/engram."),
-]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from `engram data list`.")]
 NameOrPath = Annotated[
     str, typer.Argument(metavar="NAME", help="A name from `engram data list`, npz:PATH or folder:PATH.")
@@ -26,7 +24,7 @@ NameOrPath = Annotated[
 @app.command("list", epilog="Example: engram data list --data-root ~/datasets")
 def list_sets(
     data_root: DataRoot = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show every data set that engram knows, and whether it is here."""
     rows = _rows(data_root)
@@ -77,9 +75,7 @@ def show(
     data_root: DataRoot = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="PNG file to write.")] = Path("sheet.png"),
     labels: Annotated[str, typer.Option("--labels", metavar="MAP", help="Label map to group by.")] = "identity",
-    classes: Annotated[
-        int | None, typer.Option("--classes", min=2, help="Only the first so many classes of the label map.")
-    ] = None,
+    classes: Classes = None,
     n: Annotated[int, typer.Option("-n", min=1, help="About how many images to draw.")] = 100,
 ) -> None:
     """Draw a contact sheet: the first images of each class under its name."""

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from engram.cli.audit import show
-from engram.cli.options import progress_bar, share_bar
+from engram.cli.bars import progress_bar, share_bar
 from engram.cli.score import show_report, write_pairs
 
 EXAMPLES = "Example: engram demo -o runs/demo"

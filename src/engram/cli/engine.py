@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engram.cli.resumed import same_settings
+
 if TYPE_CHECKING:
     from engram.attacker import AttackerView
     from engram.reconstruct.attack import Attack
-    from engram.reconstruct.engine.iteration import EngineIteration
-    from engram.reconstruct.engine.settings import EngineSettings
     from engram.targets.networks import Network
 
 
@@ -18,29 +18,16 @@ def engine_scheme(
 ) -> Attack:
     """A budget becomes a plan once; a resumed run keeps the plan in its run.json."""
     from engram.errors import ConfigError
-    from engram.reconstruct.engine.budget import fit_to_budget
     from engram.reconstruct.engine.settings import EngineSettings
+    from engram.reconstruct.engines import engine_for
     from engram.runs import read_settings
 
     chosen = {name: value for name, value in given.items() if value is not None}
-    settings = EngineSettings(**chosen) if resumed is None else read_settings(resumed, EngineSettings)
-    engine = _engine(view, settings)
-    if seconds is None or resumed is not None:
-        return engine
-    if "steps" in chosen or "restarts" in chosen:
+    settings = EngineSettings(**chosen)
+    if resumed is not None:
+        stored = read_settings(resumed, EngineSettings)
+        same_settings(resumed, stored, given)
+        return engine_for(view, stored)
+    if seconds is not None and ("steps" in chosen or "restarts" in chosen):
         raise ConfigError("--budget plans --steps and --restarts itself; give one or the other")
-    return fit_to_budget(engine, seconds)
-
-
-def _engine(view: AttackerView[Network], settings: EngineSettings) -> EngineIteration[Any]:
-    """The engine for the network of a view."""
-    from engram.targets.convolutional import ConvNetwork
-    from engram.targets.networks import DenseNetwork
-
-    if isinstance(view.network, ConvNetwork):
-        from engram.reconstruct.engine_conv.solver import ConvEngine
-
-        return ConvEngine(view.narrowed(ConvNetwork), settings)
-    from engram.reconstruct.engine.solver import Engine
-
-    return Engine(view.narrowed(DenseNetwork), settings)
+    return engine_for(view, settings, seconds)

@@ -9,47 +9,55 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from engram.inspection import ConvDescription, Description, Examination, Spectrum, Verdict
+    from engram.attacker import AttackerView
+    from engram.inspection import AnyDescription, Description, Examination, Spectrum, Verdict
     from engram.inspection.describe import LayerDescription
+    from engram.targets.networks import Network
 
 
-def show(description: Description, examination: Examination | None, verdict: Verdict) -> None:
+def show(description: AnyDescription, examination: Examination | None, verdict: Verdict) -> None:
     """Tables and, last, the verdict."""
     from rich.console import Console
+
+    from engram.inspection import ConvDescription
 
     console = Console()
     console.print(_layers(description.layers, examination))
     console.print(f"{description.name}: {description.parameters:,} parameters, {description.dtype}")
     kind = "homogeneous" if description.homogeneous else "not homogeneous (biases beyond the first layer)"
-    console.print(f"The network is {kind}; the attack can read it.")
-    console.print(_facts("from the weights alone", _weights_facts(description)))
+    if isinstance(description, ConvDescription):
+        console.print(f"The network is {kind}; kernels are shown as rows of C k k values.")
+        layer = description.read_layer.name
+        facts = {f"row space of {layer}, over features": _directions(description.spectrum)}
+    else:
+        console.print(f"The network is {kind}; the attack can read it.")
+        facts = _weights_facts(description)
+    console.print(_facts("from the weights alone", facts))
     if examination is not None:
-        console.print(_facts(f"with {len(examination.margins)} training samples", _sample_facts(examination)))
+        energy = "features" if isinstance(description, ConvDescription) else "energy"
+        facts = _sample_facts(examination, energy)
+        console.print(_facts(f"with {len(examination.margins)} training samples", facts))
     console.print(verdict.sentence, style="bold")
 
 
-def show_convolutional(found: ConvDescription, verdict: Verdict) -> None:
-    """The layers, the row space over the features and, last, the verdict."""
-    from rich.console import Console
-
-    console = Console()
-    console.print(_layers(found.layers, None))
-    console.print(f"{found.name}: {found.parameters:,} parameters, {found.dtype}")
-    kind = "homogeneous" if found.homogeneous else "not homogeneous (biases beyond the first layer)"
-    console.print(f"The network is {kind}; kernels are shown as rows of C k k values.")
-    layer, spectrum = found.layers[found.feature_layer].name, found.spectrum
-    console.print(
-        _facts("from the weights alone", {f"row space of {layer}, over features": _directions(spectrum)})
-    )
-    console.print(verdict.sentence, style="bold")
-
-
-def write_figure(path: Path, description: Description, examination: Examination | None, *, title: str) -> None:
-    """The spectrum, and with samples their ceiling, margins and duals."""
+def write_figure(
+    path: Path,
+    view: AttackerView[Network],
+    description: AnyDescription,
+    examination: Examination | None,
+    *,
+    title: str,
+) -> None:
+    """The spectrum, and with samples their ceiling, margins and duals; the kernels of a first convolution."""
     from engram.files import write_bytes
+    from engram.inspection import ConvDescription
     from engram.inspection.ceiling import RECOGNISED
     from engram.report.inspection import SamplesPanel, SpectrumPanel, inspection_figure
+    from engram.report.kernels import kernels_figure
 
+    if isinstance(description, ConvDescription):
+        write_bytes(path, kernels_figure(view.network.weights[0], title=title))
+        return
     spectrum, samples = description.spectrum, None
     if examination is not None:
         ceiling = examination.ceiling
@@ -71,10 +79,11 @@ def _layers(layers: Sequence[LayerDescription], examination: Examination | None)
 
     # Narrow enough for a terminal of 80 columns: headers break, values never do.
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False)
-    gaps = [] if examination is None else ["KKT\ngap", "own\nduals"]
-    for header in ("layer", "weight", "norm", "largest\ns.v.", "bias\nnorm", "noise\nstd", "noise\nshare", *gaps):
+    gaps = {} if examination is None else {gap.name: gap for gap in examination.kkt.layers}
+    last = ["KKT\ngap", "own\nduals"] if gaps else []
+    for header in ("layer", "weight", "norm", "largest\ns.v.", "bias\nnorm", "noise\nstd", "noise\nshare", *last):
         table.add_column(header, no_wrap=True)
-    for index, layer in enumerate(layers):
+    for layer in layers:
         noise = layer.noise
         cells = [
             layer.name,
@@ -85,9 +94,9 @@ def _layers(layers: Sequence[LayerDescription], examination: Examination | None)
             "unknown" if noise is None else f"{noise.std:.3g}",
             "unknown" if noise is None else f"{noise.share:.1%}",
         ]
-        if examination is not None:
-            gap = examination.kkt.layers[index]
-            cells += [f"{gap.gap:.3f}", f"{gap.own_gap:.3f}"]
+        if gaps:  # not known of convolutions
+            gap = gaps.get(layer.name)
+            cells += ["-", "-"] if gap is None else [f"{gap.gap:.3f}", f"{gap.own_gap:.3f}"]
         table.add_row(*cells)
     return table
 
@@ -128,7 +137,7 @@ def _directions(spectrum: Spectrum) -> str:
     return f"{spectrum.rank} directions {edge}"
 
 
-def _sample_facts(found: Examination) -> dict[str, str]:
+def _sample_facts(found: Examination, energy: str) -> dict[str, str]:
     margins, duals, ceiling = found.margins, found.kkt, found.ceiling
     n = len(margins)
     facts = {
@@ -137,7 +146,7 @@ def _sample_facts(found: Examination) -> dict[str, str]:
         f"{float(margins.quantile(0.5)):.3g}; {found.on_margin} within 15 % of the smallest positive one",
         "support vectors": f"{int(duals.support.sum())} of {n}"
         + ("" if duals.margin is None else f"; their duals say a margin of {duals.margin:.3g}"),
-        "ceiling": f"{float(ceiling.share.quantile(0.5)):.1%} of the median sample's energy is in the row space",
+        "ceiling": f"{float(ceiling.share.quantile(0.5)):.1%} of the median sample's {energy} is in the row space",
     }
     if ceiling.ssim is not None:
         facts["ceiling"] = (

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from engram.data.choice import DataChoice
-    from engram.loop import Observer, Values
-    from engram.targets.descent import Recipe
-
-
-class ShowShare(Protocol):
-    """Shows how much of the work of a title is done."""
-
-    def __call__(self, title: str, share: float, note: str = "") -> None: ...
-
-
+Model = Annotated[
+    Path, typer.Argument(help="A directory of `engram train`, or a .pt, .pth, .pt2 or .safetensors file.")
+]
 DataRoot = Annotated[
     Path | None,
     typer.Option("--data-root", help="Folder with the data sets; else ENGRAM_DATA, else ~/.cache/engram."),
 ]
 DataName = Annotated[
     str | None, typer.Option("--data", help="A name from `engram data list`, npz:PATH or folder:PATH.")
+]
+Number = Annotated[
+    int | None, typer.Option("-n", min=1, help="Number of training images, equally many of each class.")
 ]
 Labels = Annotated[
     str | None, typer.Option("--labels", metavar="MAP", help="Label map; the data set's own by default.")
@@ -59,6 +51,14 @@ TaskName = Annotated[
 Classes = Annotated[
     int | None, typer.Option("--classes", min=2, help="Only the first so many classes of the label map.")
 ]
+DataSeed = Annotated[
+    int | None, typer.Option("--data-seed", help="Images chosen at random; else the first of each class.")
+]
+WithData = Annotated[
+    bool, typer.Option("--with-data", help="Take the data from the card of a model that engram trained.")
+]
+Time = Annotated[str | None, typer.Option("--budget", help="Time for the attack: 30s, 5m, 1h.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 Device = Annotated[str, typer.Option("--device", help="Where to compute: cpu, cuda or mps.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last snapshot in the output directory.")]
 
@@ -128,26 +128,6 @@ def parse_bytes(text: str) -> int:
     return int(amount)
 
 
-def named_data(
-    name: str,
-    n: int | None,
-    labels: str | None,
-    seed: int | None,
-    *,
-    classes: int | None = None,
-    own_classes: bool = False,
-) -> DataChoice:
-    """The data that the options name; `own_classes`: no map onto two classes by default."""
-    from engram.data.catalog import default_labels
-    from engram.data.choice import DataChoice
-    from engram.errors import ConfigError
-
-    if n is None:
-        raise ConfigError("--data needs -n, the number of training images, e.g. -n 500")
-    chosen = labels or default_labels(name, own_classes=own_classes)
-    return DataChoice(name=name, labels=chosen, n=n, seed=seed, classes=classes)
-
-
 def check_device(name: str) -> str:
     """The device, or an error that says why it is not to be had."""
     import torch
@@ -160,64 +140,3 @@ def check_device(name: str) -> str:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"--device {name} can't be used here ({reason}); use --device cpu") from error
     return name
-
-
-@contextmanager
-def progress_bar(title: str, steps: int) -> Iterator[Observer]:
-    """An observer that shows a bar with loss and time left on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.4g}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(title, total=steps, loss=float("nan"))
-
-        def observe(step: int, metrics: Values) -> None:
-            bar.update(task, completed=step, loss=metrics["loss"])
-
-        yield observe
-
-
-@contextmanager
-def training_bar(recipe: Recipe) -> Iterator[Observer]:
-    """A bar over the epochs; along the flow, where log-loss falls evenly, over log-loss down to its goal."""
-    goal = recipe.loss_threshold
-    if recipe.flow is None or goal is None:
-        with progress_bar("training", recipe.epochs) as observer:
-            yield observer
-        return
-    from math import log
-
-    first: list[float] = []
-    with share_bar("training") as show:
-
-        def observe(step: int, metrics: Values) -> None:
-            first[:] = first or [max(metrics["loss"], 2 * goal)]
-            done = log(first[0] / max(metrics["loss"], goal)) / log(first[0] / goal)
-            show("training", max(done, 0.0), f"loss {metrics['loss']:.3g} of {goal:g}, epoch {step:,}")
-
-        yield observe
-
-
-@contextmanager
-def share_bar(*titles: str) -> Iterator[ShowShare]:
-    """Bars on standard error for work that ends by the clock or by parts: title, the share done, a note."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    note = TextColumn("{task.fields[note]}")
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), note, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        tasks = {title: bar.add_task(title, total=1.0, start=False, note="") for title in titles}
-
-        def show(title: str, share: float, note: str = "") -> None:
-            bar.start_task(tasks[title])
-            bar.update(tasks[title], completed=share, note=note)
-
-        yield show

@@ -7,20 +7,23 @@ from typing import Annotated
 
 import typer
 
+from engram.cli.bars import progress_bar
 from engram.cli.engine import engine_scheme
 from engram.cli.options import (
     Arch,
     Device,
     InputShape,
+    Model,
     Resume,
     SnapshotEvery,
     TaskName,
+    Time,
     check_device,
     parse_bytes,
     parse_seconds,
-    progress_bar,
 )
 from engram.cli.published import published_scheme
+from engram.cli.resumed import same_model, view_options
 from engram.cli.target import attacker_view, opened
 
 EXAMPLES = (
@@ -32,25 +35,24 @@ ENGINE, PUBLISHED = "engine only", "haim2022 and buzaglo2023 only"
 
 
 def reconstruct(
-    model: Annotated[
-        Path, typer.Argument(help="A directory of `engram train`, or a .pt, .pth, .pt2 or .safetensors file.")
-    ],
+    model: Model,
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory of the run.")],
     input_shape: InputShape = None,
     arch: Arch = None,
     task: TaskName = None,
     recipe: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--recipe",
-            help="engine, or the published schemes, unchanged: haim2022 (binary), buzaglo2023 (all tasks).",
+            help="engine (the default), or the published schemes, unchanged: haim2022 (binary), buzaglo2023 (all "
+            "tasks).",
         ),
-    ] = "engine",
+    ] = None,
     candidates: Annotated[
         int | None, typer.Option("--candidates", "-m", help="How many; the engine derives it from the weights.")
     ] = None,
     steps: Annotated[int | None, typer.Option("--steps", help="Steps (engine: of each restart).")] = None,
-    budget: Annotated[str | None, typer.Option("--budget", help="Time at the most: 30s, 5m, 1h.")] = None,
+    budget: Time = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of the start.")] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="float32 or float64 (the papers').")] = None,
     restarts: Annotated[
@@ -100,6 +102,14 @@ def reconstruct(
             "--range-weight", help="Weight of |x| <= 1; 0 for vectors of any range.", rich_help_panel=PUBLISHED
         ),
     ] = None,
+    margin_weight: Annotated[
+        float | None,
+        typer.Option(
+            "--margin-weight",
+            help="Weight of one common margin for all candidates in use, which the papers leave out.",
+            rich_help_panel=PUBLISHED,
+        ),
+    ] = None,
     device: Device = "cpu",
     resume: Resume = False,
     snapshot_every: SnapshotEvery = 20.0,
@@ -109,8 +119,13 @@ def reconstruct(
 
     from engram.errors import ConfigError
     from engram.pipeline import attack
-    from engram.runs import RunDirectory, check_recipe
+    from engram.runs import RunDirectory, recorded_recipe
 
+    resumed = out if resume and RunDirectory(out).record.exists() else None
+    if resumed is not None:
+        recipe = recorded_recipe(resumed, recipe)
+        input_shape, arch, task = view_options(resumed, model, input_shape, arch, task)
+    recipe = recipe or "engine"
     common = {"candidates": candidates, "steps": steps, "seed": seed, "dtype": dtype}
     bound = None if memory is None else parse_bytes(memory)
     engine = {"restarts": restarts, "prior": _prior(prior), "memory": bound}
@@ -122,6 +137,7 @@ def reconstruct(
         "dual_floor": dual_floor,
         "relu_slope": relu_slope,
         "range_weight": range_weight,
+        "margin_weight": margin_weight,
     }
     if recipe not in ("engine", "haim2022", "buzaglo2023"):
         raise ConfigError(f"--recipe must be engine, haim2022 or buzaglo2023, got {recipe!r}")
@@ -132,13 +148,12 @@ def reconstruct(
     view = attacker_view(target, model, input_shape, task)
     view = replace(view, network=view.network.to(device=check_device(device)))
     seconds = None if budget is None else parse_seconds(budget)
-    resumed = out if resume and RunDirectory(out).record.exists() else None
     if resumed is not None:
-        check_recipe(resumed, recipe)
+        same_model(resumed, view, model)
     if recipe == "engine":
         scheme = engine_scheme(view, common | engine, seconds, resumed)
     else:
-        scheme = published_scheme(view, recipe, common | published)
+        scheme = published_scheme(view, recipe, common | published, resumed)
     with progress_bar("reconstructing", scheme.total_steps) as progress:
         found, solution = attack(
             scheme,
@@ -150,8 +165,8 @@ def reconstruct(
             observers=[progress],
         )
     typer.echo(f"{len(found)} candidates from {view.network.name}: {solution.message}, {solution.seconds:.0f} s")
-    if found.scores is not None and bool(found.scores.isfinite().any()):
-        sure, likely = (int((found.scores > level).sum()) for level in (0.9, 0.5))
+    if found.has_confidence:
+        sure, likely = (found.count_above(level) for level in (0.9, 0.5))
         typer.echo(f"judged without any data: {sure} of them show a training image at 90 %, {likely} at 50 %")
     typer.echo(f"wrote {out}; compare with your data: engram score {out} --data ... -n ...")
 

@@ -1,35 +1,109 @@
-"""`engram reproduce`: a figure or table of the papers by its name."""
+"""`engram reproduce`: every figure and table of the papers by its name."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.options import progress_bar
+from engram.cli.bars import share_bar
+from engram.cli.options import DataRoot, Device, check_device
 
-EXAMPLES = "Example: engram reproduce haim/fig2 -o runs/fig2"
+if TYPE_CHECKING:
+    from engram.experiments.case import Setting
+    from engram.experiments.experiment import Experiment
+
+EXAMPLES = (
+    "Examples: engram reproduce --list; engram reproduce haim/fig2 -o runs/papers; "
+    "engram reproduce haim/fig4 --scale smoke -o runs/smoke; "
+    "engram reproduce all --scale cpu -o runs/papers; "
+    "engram reproduce results -o runs/papers --markdown docs/results.md"
+)
+DEFAULT_OUT = Path("runs/papers")
 
 
 def reproduce(
-    experiment: Annotated[str, typer.Argument(metavar="ID", help="Which experiment: haim/fig2.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="Directory for the figure and its numbers.")],
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the network and of the attack.")] = 0,
+    experiment: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ID",
+            help="An id of --list; all; or results: page and Markdown again, from the JSON alone.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="Directory of cases, figures and numbers; finished ones are kept.")
+    ] = DEFAULT_OUT,
+    scale: Annotated[
+        str, typer.Option("--scale", help="smoke (seconds), cpu (sizes cut, cuts printed) or paper (untouched).")
+    ] = "cpu",
+    recipe: Annotated[
+        str,
+        typer.Option("--recipe", help="engine, or haim2022, the published scheme (several classes: buzaglo2023)."),
+    ] = "engine",
+    seed: Annotated[int, typer.Option("--seed", help="Seed of networks and attacks.")] = 0,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="With all and results: where the Markdown goes.")
+    ] = None,
+    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Keep and reuse targets by content.")] = True,
+    show_list: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
+    data_root: DataRoot = None,
+    device: Device = "cpu",
 ) -> None:
-    """Train, attack and draw an experiment of the papers, with its numbers as JSON."""
+    """Train, attack, score and draw experiments of the papers; a killed run goes on with the same command."""
     from engram.errors import ConfigError
 
-    if experiment != "haim/fig2":
-        raise ConfigError(f"there is no experiment {experiment!r}; known: haim/fig2")
-    from engram.experiments.haim_fig2 import ATTACK, RECIPE, run_fig2
-    from engram.files import write_bytes, write_json
+    if show_list:
+        _list()
+        return
+    if experiment is None:
+        raise ConfigError("say which experiment: an id of `engram reproduce --list`, or all")
+    if markdown is not None and experiment not in ("all", "results"):
+        raise ConfigError("--markdown goes with all and results; leave it out")
+    if experiment == "results":
+        _publish(out, markdown)
+        return
+    from engram.experiments.case import Setting
+    from engram.experiments.catalogue import CATALOGUE, experiment_named
+    from engram.experiments.computing import Means
+    from engram.targets.cache import TargetCache, cache_root
 
-    with (
-        progress_bar("training", RECIPE.epochs) as training,
-        progress_bar("reconstructing", ATTACK.steps) as attacking,
-    ):
-        result = run_fig2(seed, training=training, attacking=attacking)
-    write_json(out / "fig2.json", result.to_json())
-    write_bytes(out / "fig2.png", result.figure())
-    typer.echo(f"{result.summary}; wrote {out / 'fig2.png'} and {out / 'fig2.json'}")
+    means = Means(
+        device=check_device(device),
+        data_root=data_root,
+        cache=TargetCache(cache_root()) if cache else None,
+    )
+    setting = Setting(scale=scale, recipe=recipe, seed=seed, means=means)  # type: ignore[arg-type]  # checked there
+    everything = experiment == "all"
+    chosen = list(CATALOGUE.values()) if everything else [experiment_named(experiment)]
+    failed = _run(chosen, setting, out, go_on=everything)
+    _publish(out, markdown)
+    if failed:
+        typer.secho(f"error: {failed} of {len(chosen)} experiments failed; see above", fg="red", err=True)
+        raise typer.Exit(1)
+
+
+def _run(chosen: list[Experiment], setting: Setting, out: Path, *, go_on: bool) -> int:
+    """How many failed."""
+    from engram.experiments.runner import Run
+
+    with share_bar("experiments") as show:
+        run = Run(out, setting, typer.echo, lambda share, what: show("experiments", share, what))
+        records = run.experiments(chosen, go_on=go_on)
+    return sum(record["failed"] is not None for record in records)
+
+
+def _publish(out: Path, markdown: Path | None) -> None:
+    from engram.experiments.publishing import publish
+
+    page, text = publish(out, markdown)
+    typer.echo(f"wrote {page} and {text}")
+
+
+def _list() -> None:
+    from engram.experiments.catalogue import CATALOGUE
+
+    for experiment in CATALOGUE.values():
+        presets = ", ".join(dict.fromkeys(case.preset for case in experiment.cases))
+        typer.echo(f"{experiment.id:14s} {experiment.title}  ({presets})")
+    typer.echo("scales: smoke, cpu, paper; e.g. engram reproduce haim/fig1 --scale cpu -o runs/papers")

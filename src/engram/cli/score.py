@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.options import Classes, DataName, DataRoot, Labels, named_data
+from engram.cli.asked_data import AskedData, card_data
+from engram.cli.options import Classes, DataName, DataRoot, DataSeed, Labels, Number
 
 if TYPE_CHECKING:
     from engram.data.choice import DataChoice
     from engram.data.sampling import Split
     from engram.matching import ScoreReport, ScoringProtocol
-    from engram.targets.architecture import Architecture
     from engram.targets.networks import Network
 
 EXAMPLES = (
@@ -25,13 +25,11 @@ EXAMPLES = (
 def score(
     run: Annotated[Path, typer.Argument(help="A directory of `engram reconstruct`.")],
     data: DataName = None,
-    n: Annotated[int | None, typer.Option("-n", min=1, help="Number of training images.")] = None,
+    n: Number = None,
     labels: Labels = None,
     classes: Classes = None,
     data_root: DataRoot = None,
-    data_seed: Annotated[
-        int | None, typer.Option("--data-seed", help="As in training; else the first of each class.")
-    ] = None,
+    data_seed: DataSeed = None,
     protocol: Annotated[
         str | None,
         typer.Option(
@@ -67,12 +65,13 @@ def score(
     if assignment not in ("nearest", "one-to-one"):
         raise ConfigError(f"--assignment must be nearest or one-to-one, got {assignment!r}")
     found = Reconstruction.load(RunDirectory(run).reconstruction)
-    choice, network = _data_choice(run, data, n, labels, data_seed, classes)
+    asked = AskedData(data=data, n=n, labels=labels, classes=classes, data_seed=data_seed)
+    choice, network = _data_choice(run, asked)
     split = choice.load(data_root)
     is_image = split.train.images.ndim == 4
     if (protocol is not None or ratio is not None) and not is_image:
-        asked = "--ratio" if protocol is None else f"--protocol {protocol}"
-        raise ConfigError(f"{asked} matches images, but {choice.name} holds vectors; leave it out")
+        option = "--ratio" if protocol is None else f"--protocol {protocol}"
+        raise ConfigError(f"{option} matches images, but {choice.name} holds vectors; leave it out")
     chosen: ScoringProtocol = default_protocol(split.train.images, network)
     if protocol == "haim2022":
         chosen = Haim2022()
@@ -132,37 +131,17 @@ def write_pairs(path: Path, report: ScoreReport, split: Split, best: int) -> Non
     write_bytes(path, pairs_figure(pairs, title=title))
 
 
-def _data_choice(
-    run: Path, data: str | None, n: int | None, labels: str | None, seed: int | None, classes: int | None
-) -> tuple[DataChoice, Network | None]:
+def _data_choice(run: Path, asked: AskedData) -> tuple[DataChoice, Network | None]:
     """The data named by the options, else by the card of the model that the run attacked."""
-    from engram.errors import ConfigError, EngramError
+    from engram.errors import EngramError
     from engram.runs import read_record
-    from engram.targets.checkpoint import open_target
-    from engram.task import own_classes
+    from engram.targets.checkpoint import open_recorded
 
-    described = {"-n": n, "--labels": labels, "--data-seed": seed, "--classes": classes}
-    if data is None and (stray := [name for name, value in described.items() if value is not None]):
-        raise ConfigError(f"{', '.join(stray)} goes with --data; give both, or neither to take the model's card")
     record = read_record(run)
     try:
-        target = open_target(Path(str(record.get("model", ""))), _architecture(record))
+        target = open_recorded(record)
     except EngramError:
         target = None  # the model was moved: its outputs are left out of the table
-    network = None if target is None else target.network
-    if data is not None:
-        own = own_classes(str(record.get("task", "")))
-        return named_data(data, n, labels, seed, classes=classes, own_classes=own), network
-    if target is None or target.card is None:
-        raise ConfigError("say which data the model was trained on: --data NAME -n NUMBER [--labels MAP]")
-    return target.card.data, network
-
-
-def _architecture(record: dict[str, Any]) -> Architecture | None:
-    """The layers that were described for a file, which does not hold them; a directory of `engram train` does."""
-    from engram.targets.architecture import Architecture
-
-    layers, shape = record.get("architecture"), record.get("input_shape")
-    if not isinstance(layers, str) or not isinstance(shape, list) or not all(type(side) is int for side in shape):
-        return None
-    return Architecture.parse(layers, tuple(shape))
+    card = None if target is None else target.card
+    named = asked.choice(card, str(record.get("task", "")))
+    return named or card_data(card, "a score without --data"), None if target is None else target.network

@@ -7,14 +7,29 @@ from typing import Annotated
 
 import typer
 
-from engram.cli.options import DataName, DataRoot, Device, InputShape, Labels, TaskName
+from engram.cli.asked_data import AskedData
+from engram.cli.options import (
+    AsJson,
+    Classes,
+    DataName,
+    DataRoot,
+    DataSeed,
+    Device,
+    InputShape,
+    Labels,
+    Number,
+    TaskName,
+    WithData,
+    parse_seconds,
+)
 
 EXAMPLES = (
     "Examples: engram sweep runs/gate --trials 100 --jobs 2 --set steps=3000 --set candidates=100 -o runs/sweep; "
+    "engram sweep runs/gate --with-data --space engine --trials 8 -o runs/starts; "
     "engram sweep model.pt --input-shape 3x32x32 --space engine --trials 16 -o runs/sweep; "
     "engram sweep --targets models/* --space engine --trials 4 -o runs/fleet; engram sweep --list runs/sweep"
 )
-WHERE, ORACLE, WATCH = "Where trials run", "Oracle: uses the training data", "Watching"
+WHERE, WATCH = "Where trials run", "Watching"
 
 
 def sweep(
@@ -46,6 +61,10 @@ def sweep(
             "1 stops none.",
         ),
     ] = 0.5,
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", help="Time for all trials, 25m or 2h: cuts their steps, and says by how much."),
+    ] = None,
     input_shape: InputShape = None,
     task: TaskName = None,
     targets: Annotated[
@@ -57,7 +76,7 @@ def sweep(
     listed: Annotated[
         bool, typer.Option("--list", help="Only show the finished trials of the sweep in MODEL's place.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+    as_json: AsJson = False,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -88,15 +107,18 @@ def sweep(
     device: Device = "cpu",
     oracle: Annotated[
         bool,
-        typer.Option("--oracle", help="Count good images instead; no attacker could.", rich_help_panel=ORACLE),
+        typer.Option(
+            "--oracle",
+            help="Judge trials by good images, counted with data; no attacker could.",
+        ),
     ] = False,
+    with_data: WithData = False,
     data: DataName = None,
-    n: Annotated[int | None, typer.Option("-n", min=1, help="Number of training images.")] = None,
+    n: Number = None,
     labels: Labels = None,
+    classes: Classes = None,
     data_root: DataRoot = None,
-    data_seed: Annotated[
-        int | None, typer.Option("--data-seed", help="As in training; else the first of each class.")
-    ] = None,
+    data_seed: DataSeed = None,
     tensorboard: Annotated[
         Path | None, typer.Option("--tensorboard", help="Also write event files here.", rich_help_panel=WATCH)
     ] = None,
@@ -104,7 +126,10 @@ def sweep(
         str | None, typer.Option("--wandb", help="Also log to W&B: offline or online.", rich_help_panel=WATCH)
     ] = None,
 ) -> None:
-    """Try many settings, keep what the weights confirm, and pool the candidates of all trials."""
+    """Try many settings, keep what the weights confirm, and pool the candidates of all trials.
+
+    --data or --with-data scores the pooled result at the end; trials are judged without it, but for --oracle.
+    """
     from engram.cli.sweep_choices import chosen_executor, chosen_models, chosen_spec
     from engram.cli.sweep_list import show_trials
     from engram.errors import ConfigError
@@ -119,14 +144,19 @@ def sweep(
     found = chosen_models(models) if targets else models
     if len(found) != 1 and not targets:
         raise ConfigError(f"got {len(found)} models; give one, or --targets to audit them all")
-    from engram.cli.sweep_open import DataOptions, Opening, Trackers
+    from engram.cli.sweep_open import Opening, Trackers
     from engram.cli.sweep_run import run_fleet, run_one
 
-    choice = DataOptions(oracle, data, n, labels, data_root, data_seed)
-    opening = Opening(spec, input_shape, task, choice, storage, device, resume)
+    asked = AskedData(data=data, n=n, labels=labels, classes=classes, data_seed=data_seed, with_data=with_data)
+    opening = Opening(spec, input_shape, task, asked, data_root, oracle, storage, device, resume)
     trackers = Trackers(tensorboard, wandb)
+    seconds = None if budget is None else parse_seconds(budget)
+    if seconds is not None and (targets or storage is not None):
+        raise ConfigError("--budget plans for one model and one machine; give --set steps=NUMBER instead")
     executor = chosen_executor(jobs, ray, cpus, gpus, device)
     try:
+        if seconds is not None:
+            opening = opening.within(seconds, found[0], out, executor)
         if targets:
             run_fleet(found, out, opening, executor, trackers, as_json=as_json)
         else:

@@ -1,61 +1,35 @@
-"""What `engram sweep` needs before and around the trials: models, data for the oracle, observers, bars."""
+"""What `engram sweep` needs before and around the trials: models, data, observers, bars."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+import typer
 
+from engram.cli.asked_data import AskedData, card_data
+from engram.cli.bars import count_bar
 from engram.cli.target import attacker_view
+from engram.data.sampling import Split
 from engram.errors import ConfigError
 from engram.files import write_bytes
 from engram.observers import TensorBoard, WeightsAndBiases
+from engram.report.html import render
 from engram.report.sweep import sweep_figure
+from engram.runs import RunDirectory
+from engram.sweep.budget import plan_steps, with_steps
+from engram.sweep.executors import Executor
+from engram.sweep.home import recorded_steps
 from engram.sweep.ledger import Row
 from engram.sweep.oracle import Oracle
-from engram.sweep.record import conclude
+from engram.sweep.page import sweep_page
+from engram.sweep.record import Conclusion, conclude
 from engram.sweep.spec import SweepSpec
 from engram.sweep.sweep import OnRow, Sweep
-from engram.targets.checkpoint import Target, open_target
-from engram.targets.networks import DenseNetwork, Network
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """What --oracle counts with: the options, else the model's card."""
-
-    oracle: bool
-    name: str | None
-    n: int | None
-    labels: str | None
-    root: Path | None
-    seed: int | None
-
-    def __post_init__(self) -> None:
-        if self.name is not None and not self.oracle:
-            raise ConfigError("--data does nothing without --oracle; leave it out, or score the sweep afterwards")
-        if self.name is not None and self.n is None:
-            raise ConfigError("--data needs -n, the number of training images, e.g. -n 500")
-
-    def for_model(self, target: Target[Network]) -> Oracle | None:
-        if not self.oracle:
-            return None
-        from engram.data.catalog import default_labels
-        from engram.data.choice import DataChoice
-
-        if self.name is not None and self.n is not None:
-            labels = self.labels or default_labels(self.name)
-            choice = DataChoice(name=self.name, labels=labels, n=self.n, seed=self.seed)
-        elif target.card is not None:
-            choice = target.card.data
-        else:
-            raise ConfigError("--oracle needs the training data: --data NAME -n NUMBER [--labels MAP]")
-        return Oracle(choice.load(self.root))
+from engram.targets.checkpoint import open_target
+from engram.targets.networks import DenseNetwork
 
 
 @dataclass(frozen=True)
@@ -65,23 +39,49 @@ class Opening:
     spec: SweepSpec
     input_shape: str | None
     task: str | None
-    data: DataOptions
+    data: AskedData
+    data_root: Path | None
+    oracle: bool
     storage: str | None
     device: str
     resume: bool
 
-    def opened(self, model: Path, directory: Path) -> Sweep:
+    def within(self, seconds: float, model: Path, directory: Path, executor: Executor) -> Opening:
+        """The same with trials so short that all take that time; a sweep that is gone on with keeps its own."""
+        if self.resume and RunDirectory(directory).record.exists():
+            steps = recorded_steps(directory)
+            typer.echo(f"trials have {steps:,} steps, as the sweep in {directory} began with", err=True)
+            return replace(self, spec=with_steps(self.spec, steps))
         target = open_target(model)
-        return Sweep(
-            view=attacker_view(target, model, self.input_shape, self.task).narrowed(DenseNetwork),
+        view = attacker_view(target, model, self.input_shape, self.task).narrowed(DenseNetwork)
+        plan = plan_steps(view, self.spec, executor, seconds=seconds)
+        typer.echo(plan.sentence, err=True)
+        return replace(self, spec=with_steps(self.spec, plan.steps))
+
+    def opened(self, model: Path, directory: Path) -> tuple[Sweep, Split | None]:
+        """The sweep of a model, and the data to score its result with."""
+        target = open_target(model)
+        view = attacker_view(target, model, self.input_shape, self.task).narrowed(DenseNetwork)
+        choice = self.data.choice(target.card, view.task.name)
+        if choice is None and self.oracle:
+            choice = card_data(target.card, "--oracle")
+        data = None if choice is None else choice.load(self.data_root)
+        if data is not None and data.train.shape != view.input_shape:
+            raise ConfigError(
+                f"the data have shape {data.train.shape}, the model's inputs {view.input_shape}; "
+                "name the data that it was trained on"
+            )
+        sweep = Sweep(
+            view=view,
             spec=self.spec,
             directory=directory,
             model=str(model),
             storage=self.storage,
             device=self.device,
-            oracle=self.data.for_model(target),
+            oracle=Oracle(data) if self.oracle and data is not None else None,
             resume=self.resume,
         )
+        return sweep, data
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,14 @@ class Trackers:
                 observer.close()
 
 
-def concluded(sweep: Sweep) -> dict[str, Any]:
-    """Pool, write everything, draw; with a bar."""
-    with _bar("pooling", 0) as update:
-        summary = conclude(sweep, progress=lambda done, total: update(completed=done, total=total))
-    write_bytes(sweep.directory / "sweep.png", sweep_figure(summary))
-    return summary
+def concluded(sweep: Sweep, data: Split | None) -> Conclusion:
+    """Pool, score, write everything, draw; with a bar."""
+    with count_bar("pooling", 0) as update:
+        conclusion = conclude(sweep, data, progress=lambda done, total: update(completed=done, total=total))
+    write_bytes(sweep.directory / "sweep.png", sweep_figure(conclusion.summary))
+    page = sweep_page(conclusion, None if data is None else data.train)
+    write_bytes(sweep.directory / "sweep.html", render(page).encode())
+    return conclusion
 
 
 @contextmanager
@@ -134,7 +136,7 @@ def trial_bar(sweeps: Sequence[Sweep]) -> Iterator[OnRow]:
     finished = [row for sweep in sweeps for row in sweep.rows()]
     better: Callable[..., float] = max if any(sweep.spec.objective == "oracle" for sweep in sweeps) else min
     values = [row["objective"] for row in finished if row["objective"] is not None]
-    with _bar("sweeping", total) as update:
+    with count_bar("sweeping", total) as update:
         update(completed=len(finished))
 
         def show(_: Sweep, row: Row) -> None:
@@ -144,17 +146,3 @@ def trial_bar(sweeps: Sequence[Sweep]) -> Iterator[OnRow]:
             update(advance=1, told=f"best {values[0]:.4g}" if values else "")
 
         yield show
-
-
-@contextmanager
-def _bar(title: str, total: int) -> Iterator[Callable[..., None]]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[told]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(title, total=total, told="")
-        yield lambda **changes: bar.update(task, **changes)

@@ -10,14 +10,18 @@ from typing import Any
 
 import typer
 
+from engram.cli.score import show_report
 from engram.cli.sweep_open import Opening, Trackers, concluded, trial_bar
+from engram.data.sampling import Split
 from engram.errors import EngramError
 from engram.files import write_bytes, write_json
 from engram.sweep.driver import drive
 from engram.sweep.executors import Executor
 from engram.sweep.fleet import COLUMNS, failed_row, summary_row, table_csv, unique_names
 from engram.sweep.ledger import Row
+from engram.sweep.record import Conclusion
 from engram.sweep.sweep import OnRow, Sweep
+from engram.sweep.verdict import sweep_verdict
 
 
 def run_one(
@@ -25,15 +29,15 @@ def run_one(
 ) -> None:
     """One model: its sweep is the directory."""
     with ExitStack() as stack:
-        sweep = opening.opened(model, out)
+        sweep, data = opening.opened(model, out)
         stack.callback(sweep.close)
         tell = stack.enter_context(trackers.watching(sweep))
         _driven([sweep], executor, [tell])
-        summary = concluded(sweep)
+        conclusion = concluded(sweep, data)
     if as_json:
-        typer.echo(json.dumps(summary))
+        typer.echo(json.dumps(conclusion.summary))
     else:
-        _tell(summary, out)
+        _tell(conclusion, out)
 
 
 def run_fleet(
@@ -43,20 +47,24 @@ def run_fleet(
     named = dict(zip(unique_names(models), models, strict=True))
     rows: dict[str, dict[str, Any]] = {}
     with ExitStack() as stack:
-        sweeps: dict[str, Sweep] = {}
+        sweeps: dict[str, tuple[Sweep, Split | None]] = {}
         tellers: dict[Path, OnRow] = {}
         for name, model in named.items():
             try:
-                sweep = sweeps[name] = opening.opened(model, out / name)
+                sweep, _ = sweeps[name] = opening.opened(model, out / name)
             except EngramError as error:
                 rows[name] = failed_row(name, model, error)
                 continue
             stack.callback(sweep.close)
             tellers[sweep.directory] = stack.enter_context(trackers.watching(sweep, name))
-        _driven(list(sweeps.values()), executor, [lambda sweep, row: tellers[sweep.directory](sweep, row)])
-        for name, sweep in sweeps.items():
+        _driven(
+            [sweep for sweep, _ in sweeps.values()],
+            executor,
+            [lambda sweep, row: tellers[sweep.directory](sweep, row)],
+        )
+        for name, (sweep, data) in sweeps.items():
             try:
-                rows[name] = summary_row(name, concluded(sweep))
+                rows[name] = summary_row(name, concluded(sweep, data).summary)
             except EngramError as error:
                 rows[name] = failed_row(name, named[name], error)
     table = [rows[name] for name in named]
@@ -81,7 +89,8 @@ def _driven(sweeps: Sequence[Sweep], executor: Executor, tellers: Sequence[OnRow
         drive(sweeps, executor, told)
 
 
-def _tell(summary: dict[str, Any], out: Path) -> None:
+def _tell(conclusion: Conclusion, out: Path) -> None:
+    summary = conclusion.summary
     counts, best, pooled = summary["counts"], summary["best"], summary["pooled"]
     ended = ", ".join(f"{count} {state}" for state, count in counts.items() if state != "asked")
     typer.echo(f"{counts['asked']} trials: {ended}")
@@ -96,7 +105,12 @@ def _tell(summary: dict[str, Any], out: Path) -> None:
             f"note: {pooled['elsewhere']} complete trials lie on other machines; copy their trials/ directories "
             "here and run again with --resume to pool them"
         )
-    typer.echo(f"wrote {out}; compare with your data: engram score {out} --data ... -n ...")
+    if conclusion.score is None:
+        typer.echo(f"Open {out / 'sweep.html'}; compare with your data: engram score {out} --data ... -n ...")
+        return
+    show_report(conclusion.score)
+    typer.echo(sweep_verdict(conclusion.pooled, conclusion.score, pooled["trials"]).sentence)
+    typer.echo(f"Open {out / 'sweep.html'}; for programs: {out / 'sweep.json'}")
 
 
 def _show_table(rows: Sequence[dict[str, Any]]) -> None:

@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from engram.cli.options import Classes, DataName, DataRoot, Device, Labels, Resume, SnapshotEvery, TaskName
+from engram.cli.options import (
+    Classes,
+    DataName,
+    DataRoot,
+    DataSeed,
+    Device,
+    Labels,
+    Number,
+    Resume,
+    SnapshotEvery,
+    TaskName,
+)
+from engram.cli.resumed import remember, remembered
 from engram.cli.training import list_presets, make, plan_by_options, refuse_beside_preset
 
 EXAMPLES = (
@@ -16,7 +28,8 @@ EXAMPLES = (
     "engram train --data cifar10 -n 500 --flow --loss-threshold 4e-6 -o runs/cifar500flow; "
     "engram train --preset cifar500 --scale cpu -o runs/cifar500; engram train --list; "
     "engram train --data cifar10 --task multiclass --classes 5 -n 500 --lr 0.5 --epochs 10000 -o runs/five; "
-    "engram train --data cifar10 --task regression:l2 -n 300 --init standard --weight-decay 7.5e-4 -o runs/l2; "
+    "engram train --data cifar10 --task regression:l2 -n 300 --init standard --weight-decay 7.5e-4 --epochs 10000 "
+    "-o runs/l2; "
     "engram train --data cifar10 -n 50 --arch 'conv3x32 relu flatten 1000 relu 1' --init standard "
     "--weight-decay 1e-3 --lr 0.1 --epochs 5000 -o runs/conv"
 )
@@ -39,16 +52,12 @@ def train(
         typer.Option("--cache/--no-cache", help="Keep and reuse targets by content; on for presets."),
     ] = None,
     data: DataName = None,
-    n: Annotated[
-        int | None, typer.Option("-n", min=1, help="Number of training images, equally many of each class.")
-    ] = None,
+    n: Number = None,
     task: TaskName = None,
     labels: Labels = None,
     classes: Classes = None,
     data_root: DataRoot = None,
-    data_seed: Annotated[
-        int | None, typer.Option("--data-seed", help="Choose images at random; else the first of each class.")
-    ] = None,
+    data_seed: DataSeed = None,
     widths: Annotated[
         str | None, typer.Option("--widths", help="Hidden layers; 1000,1000 where nothing is said.")
     ] = None,
@@ -111,21 +120,23 @@ def train(
         return
     if out is None:
         raise ConfigError("there is no directory to write to; give one with -o, e.g. -o runs/target")
-    if preset is not None:
+    options = remembered(context, out, resume=resume)
+    if options["preset"] is not None:
         from engram.experiments.zoo import plan as preset_plan
 
         refuse_beside_preset(context)
-        plan = preset_plan(preset, scale or "cpu", seed=seed)  # type: ignore[arg-type]  # validated there
-    elif scale is not None:
-        raise ConfigError(f"--scale {scale} goes with --preset; see the presets with --list")
+        plan = preset_plan(options["preset"], options["scale"] or "cpu", seed=options["seed"])
+    elif options["scale"] is not None:
+        raise ConfigError(f"--scale {options['scale']} goes with --preset; see the presets with --list")
     else:
-        plan = plan_by_options(**context.params)
+        plan = plan_by_options(**options)
+    remember(options, out, resume=resume)
     make(
         plan,
         out=out,
-        data_root=data_root,
+        data_root=options["data_root"],
         device=device,
         resume=resume,
         snapshot_every=snapshot_every,
-        cached=preset is not None if cache is None else cache,
+        cached=options["preset"] is not None if cache is None else cache,
     )

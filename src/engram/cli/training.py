@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engram.cli.options import check_device, parse_widths, training_bar
+from engram.cli.asked_data import AskedData
+from engram.cli.bars import training_bar
+from engram.cli.options import check_device, parse_widths
 
 if TYPE_CHECKING:
     from engram.experiments.zoo import Plan
-    from engram.targets.descent import Flow
+    from engram.targets.recipe import Flow
     from engram.targets.spec import ConvSpec, MLPSpec
 
 # what goes with --preset; all else is the preset's own
 BESIDE_PRESET = {"out", "preset", "scale", "cache", "data_root", "seed", "device", "resume", "snapshot_every"}
+DATA_OPTIONS = ("data", "n", "labels", "classes", "data_seed")
 RECIPE_OPTIONS = (
     "lr",
     "epochs",
@@ -55,25 +58,18 @@ def refuse_beside_preset(context: typer.Context) -> None:
 
 def plan_by_options(**options: Any) -> Plan:
     """The plan that the options describe."""
-    from engram.cli.options import named_data
     from engram.errors import ConfigError
     from engram.experiments.zoo import Plan
-    from engram.targets.descent import Recipe
-    from engram.task import own_classes, task_named
+    from engram.targets.recipe import Recipe
+    from engram.task import task_named
 
     if options["data"] is None:
         raise ConfigError("there is nothing to train on; give --data and -n, or --preset (see --list)")
     if options["widths"] is not None and options["arch"] is not None:
         raise ConfigError("--widths and --arch each describe the whole network; give one of them")
     task = options["task"] or "binary"
-    choice = named_data(
-        options["data"],
-        options["n"],
-        options["labels"],
-        options["data_seed"],
-        classes=options["classes"],
-        own_classes=own_classes(task),
-    )
+    choice = AskedData(**{name: options[name] for name in DATA_OPTIONS}).choice(None, task)
+    assert choice is not None
     recipe = Recipe(**{name: options[name] for name in RECIPE_OPTIONS}, flow=_flow(options))
     images = choice.load(options["data_root"], held_out=0).train
     network = _network(options, tuple(images.images.shape[1:]), task_named(task, len(images.classes)).outputs)
@@ -147,7 +143,7 @@ def _network(options: dict[str, Any], shape: tuple[int, ...], outputs: int) -> M
 
 def _flow(options: dict[str, Any]) -> Flow | None:
     from engram.errors import ConfigError
-    from engram.targets.descent import Flow
+    from engram.targets.recipe import Flow
 
     given = {name: options[f"flow_{name}"] for name in ("below", "tolerance")}
     given = {name: value for name, value in given.items() if value is not None}

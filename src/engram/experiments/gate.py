@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engram.data.choice import DataChoice
 from engram.reconstruct.engine.settings import EngineSettings
-from engram.targets.descent import Recipe
+from engram.targets.recipe import Recipe
 from engram.targets.spec import MLPSpec
 from engram.task import Binary
 

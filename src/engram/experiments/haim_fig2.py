@@ -16,8 +16,9 @@ from engram.pipeline import attack, build_target
 from engram.reconstruct.candidates import Reconstruction
 from engram.reconstruct.published.scheme import Haim2022, PublishedScheme
 from engram.report.plane import PlanePanel, plane_figure
+from engram.targets.cache import TargetCache
 from engram.targets.checkpoint import Target
-from engram.targets.descent import Recipe
+from engram.targets.recipe import Recipe
 from engram.targets.spec import MLPSpec
 from engram.task import Binary
 
@@ -25,20 +26,23 @@ DATA = DataChoice(name="circle", labels="identity", n=20)
 NETWORK = MLPSpec(inputs=2, widths=(1000, 1000))
 # Near the KKT point all twenty margins agree; a rate that follows the loss down gets there in minutes.
 RECIPE = Recipe(lr=0.2, epochs=60_000, normalise_below=0.001, loss_threshold=3e-7)
-# Training points come to lie on the boundaries of many neurons, so gates must be soft to be found: with a slope of
-# 10 most or all points come back, from 30 on candidates straddle more of them. The floor keeps all of them in use.
+# Training points come to lie on the boundaries of many neurons, so gates must be soft to be found: with a slope
+# near 10 all points come back, from 30 on candidates straddle them. Along its radius a point can be shared by
+# candidates nearer and farther without any change to stationarity; that all have one margin decides it. The floor
+# keeps all in use.
 ATTACK = Haim2022(
     candidates=100,
-    steps=10_000,
+    steps=5_000,
     lr_images=3e-5,
     lr_duals=0.01,
     image_std=0.5,
-    dual_floor=5.0,
-    relu_slope=10.0,
+    dual_floor=2.0,
+    relu_slope=12.0,
     range_weight=0.0,  # the plane has no pixel range
+    margin_weight=2000.0,
     dtype="float32",
 )
-DUAL_THRESHOLD = 6.0  # just above the floor: what only the floor holds up is not needed
+DUAL_THRESHOLD = 2.4  # just above the floor: what only the floor holds up is not needed
 SAME_POINT = 0.03
 
 
@@ -108,10 +112,11 @@ def run_fig2(
     settings: Haim2022 = ATTACK,
     training: Observer | None = None,
     attacking: Observer | None = None,
+    cache: TargetCache | None = None,
 ) -> Fig2:
     """Train on the circle, attack, prune and de-duplicate."""
     recipe, settings = replace(recipe, seed=seed), replace(settings, seed=seed)
-    target = build_target(DATA, NETWORK, recipe, Binary(), observers=[training] if training else [])
+    target = build_target(DATA, NETWORK, recipe, Binary(), observers=[training] if training else [], cache=cache)
     view = AttackerView(target.network, (2,), Binary())
     scheme = PublishedScheme(view, settings)
     start = scheme.reconstruction(scheme.init())

@@ -4,6 +4,8 @@
     Description + samples -> examine -> Examination   the owner's side: margins, KKT gap, ceiling, boundaries
     both -> judge -> Verdict                      one sentence that says what decides it
 
+Names with `either` take networks with convolutions too; of these `DensePart` is read, over features.
+
 `examine` reads training samples, so it is *oracle*; no attack imports this package.
 """
 
@@ -14,7 +16,15 @@ from engram.inspection.convolutional import (
     describe_convolutional,
     judge_convolutional,
 )
+from engram.inspection.dense_part import DensePart, dense_part
 from engram.inspection.describe import Description, describe
+from engram.inspection.either import (
+    AnyDescription,
+    describe_either,
+    examine_either,
+    judge_either,
+    record_of_either,
+)
 from engram.inspection.equations import Equations, count_equations
 from engram.inspection.examine import Examination, examine
 from engram.inspection.kkt import KKT, kkt
@@ -24,8 +34,10 @@ from engram.inspection.verdict import Verdict, judge
 
 __all__ = [
     "KKT",
+    "AnyDescription",
     "Ceiling",
     "ConvDescription",
+    "DensePart",
     "Description",
     "Equations",
     "Examination",
@@ -36,13 +48,18 @@ __all__ = [
     "ceiling",
     "convolutional_record",
     "count_equations",
+    "dense_part",
     "describe",
     "describe_convolutional",
+    "describe_either",
     "examine",
+    "examine_either",
     "inspection_record",
     "judge",
     "judge_convolutional",
+    "judge_either",
     "kkt",
+    "record_of_either",
     "remaining_noise",
     "spectrum",
 ]

@@ -13,11 +13,12 @@ import torch
 
 from engram.attacker import AttackerView
 from engram.inspection.describe import LayerDescription, describe_layer
+from engram.inspection.examine import Examination
 from engram.inspection.progress import Progress, silent
-from engram.inspection.record import SCHEMA_VERSION
+from engram.inspection.record import SCHEMA_VERSION, samples_record
 from engram.inspection.spectrum import Spectrum, noise_is_told, spectrum, whole_row_space
-from engram.inspection.verdict import MOST, Verdict
-from engram.reconstruct.engine.row_space import find_row_space
+from engram.inspection.verdict import MOST, Verdict, explained_share
+from engram.reconstruct.engine.row_space import RowSpace, find_row_space
 from engram.targets.convolutional import ConvNetwork
 
 
@@ -33,8 +34,13 @@ class ConvDescription:
     layers: tuple[LayerDescription, ...]
     feature_layer: int
     """The first fully-connected layer, among `layers`."""
+    space: RowSpace
     spectrum: Spectrum
-    """Of that layer."""
+    """Both of that layer."""
+
+    @property
+    def read_layer(self) -> LayerDescription:
+        return self.layers[self.feature_layer]
 
 
 def describe_convolutional(view: AttackerView[ConvNetwork], *, progress: Progress = silent) -> ConvDescription:
@@ -58,32 +64,40 @@ def describe_convolutional(view: AttackerView[ConvNetwork], *, progress: Progres
         homogeneous=network.is_homogeneous,
         layers=tuple(layers),
         feature_layer=feature_layer,
+        space=space,
         spectrum=spectrum(space, *features.shape),
     )
 
 
-def judge_convolutional(found: ConvDescription) -> Verdict:
-    """The first obstacle on the engine's way, from the weights alone."""
-    layer, noise, rank = (
-        found.layers[found.feature_layer],
-        found.layers[found.feature_layer].noise,
-        found.spectrum.rank,
-    )
+def judge_convolutional(found: ConvDescription, examination: Examination | None = None) -> Verdict:
+    """The first obstacle on the engine's way, or what speaks for its success."""
+    layer, rank = found.read_layer, found.spectrum.rank
     if found.feature_layer == len(found.layers) - 1:
         return Verdict(False, "hidden layer", "Out of reach of the engine: no hidden fully-connected layer.")
     if rank == 0:
         reason = f"no direction of {layer.name} stands above the noise of its initialisation"
         return Verdict(False, "row space", f"Out of reach of this attack: {reason}.")
-    if noise is not None and noise.share > MOST:
-        reason = f"{noise.share:.0%} of {layer.name}'s energy is the noise of its initialisation"
+    if layer.noise is not None and layer.noise.share > MOST:
+        reason = f"{layer.noise.share:.0%} of {layer.name}'s energy is the noise of its initialisation"
         return Verdict(False, "noise", f"Out of reach of this attack: {reason}.")
-    above = "above noise" if noise is not None else "(it is too small to tell its noise)"
+    above = "above noise" if layer.noise is not None else "(it is too small to tell its noise)"
     directions = "1 direction" if rank == 1 else f"{rank} directions"
-    return Verdict(True, "row space", f"In reach: {layer.name} has {directions} of features {above}.")
+    open_way = f"{layer.name} has {directions} of features {above}"
+    if examination is None:
+        return Verdict(True, "row space", f"In reach: {open_way}.")
+    explained = explained_share(examination)
+    if explained < MOST:
+        reason = f"the samples' gradients explain only {explained:.0%} of {layer.name}'s energy"
+        return Verdict(False, "stationarity", f"Out of reach of this attack: {reason}.")
+    reason = f"the samples' gradients explain {explained:.0%} of its energy"
+    return Verdict(True, "stationarity", f"In reach: {open_way}, and {reason}.")
 
 
 def convolutional_record(
-    view: AttackerView[ConvNetwork], found: ConvDescription, verdict: Verdict
+    view: AttackerView[ConvNetwork],
+    found: ConvDescription,
+    verdict: Verdict,
+    examination: Examination | None = None,
 ) -> dict[str, Any]:
     """One JSON object with the keys of `inspection_record` as far as they have a meaning here."""
     return {
@@ -97,12 +111,13 @@ def convolutional_record(
         "homogeneous": found.homogeneous,
         "layers": [asdict(layer) for layer in found.layers],
         "row_space": {
-            "layer": found.layers[found.feature_layer].name,
+            "layer": found.read_layer.name,
             "rank": found.spectrum.rank,
             "noise_std": found.spectrum.noise_std,
             "edge": found.spectrum.edge,
             "threshold": found.spectrum.threshold,
             "singular_values": found.spectrum.values.tolist(),
         },
+        "samples": None if examination is None else samples_record(examination),
         "verdict": asdict(verdict),
     }

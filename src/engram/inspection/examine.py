@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engram.attacker import AttackerView
 from engram.errors import require
-from engram.inspection.ceiling import Ceiling, boundaries, ceiling
+from engram.inspection.ceiling import ON_BOUNDARY, Ceiling, boundaries, ceiling
 from engram.inspection.kkt import KKT, kkt
 from engram.inspection.progress import Progress, silent
 from engram.reconstruct.engine.row_space import RowSpace
@@ -54,16 +54,11 @@ def examine(
     mean: Tensor,
     *,
     held_out: Tensor | None = None,
+    width: float = ON_BOUNDARY,
     progress: Progress = silent,
 ) -> Examination:
     """Examine images [n, *shape] with labels [n]; `mean` [*shape] is what training subtracted from them."""
-    require(
-        tuple(images.shape[1:]) == tuple(view.input_shape),
-        "the data's images",
-        f"must have the model's input shape {_shape(view.input_shape)}",
-        _shape(images.shape[1:]),
-        "choose the data that the model was trained on, or another --input-shape",
-    )
+    require_shape(images, view.input_shape)
     require(
         0 <= int(labels.min()) <= int(labels.max()) < view.task.label_count,
         "the data's labels",
@@ -80,7 +75,9 @@ def examine(
     progress("ceiling", 0.8)
     reach = ceiling(space.basis, images, mean, pixel_range=view.pixel_range)
     progress("boundaries", 0.95)
-    unseen = None if held_out is None or not len(held_out) else boundaries(view.network, held_out - mean)
+    unseen = (
+        None if held_out is None or not len(held_out) else boundaries(view.network, held_out - mean, width=width)
+    )
     examination = Examination(
         loss=float(view.task.loss(logits, labels)),
         accuracy=float(view.task.correct(logits, labels).double().mean()),
@@ -88,7 +85,7 @@ def examine(
         margins=view.task.margins(logits, labels),
         kkt=found,
         ceiling=reach,
-        boundaries=boundaries(view.network, inputs),
+        boundaries=boundaries(view.network, inputs, width=width),
         held_out_boundaries=unseen,
     )
     progress("done", 1.0)
@@ -103,6 +100,17 @@ def samples_on_margin(margins: Tensor) -> int:
     """
     positive = margins[margins > 0]
     return int((positive <= ON_MARGIN * positive.min()).sum()) if len(positive) else 0
+
+
+def require_shape(images: Tensor, shape: tuple[int, ...]) -> None:
+    """Images [n, *shape] must be such as the model takes."""
+    require(
+        tuple(images.shape[1:]) == tuple(shape),
+        "the data's images",
+        f"must have the model's input shape {_shape(shape)}",
+        _shape(images.shape[1:]),
+        "choose the data that the model was trained on, or another --input-shape",
+    )
 
 
 def _shape(shape: tuple[int, ...]) -> str:

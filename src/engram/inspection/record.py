@@ -38,12 +38,13 @@ def inspection_record(
         },
         "equations": asdict(description.equations),
         "margin": None if description.margin is None else asdict(description.margin),
-        "samples": None if examination is None else _samples(examination),
+        "samples": None if examination is None else samples_record(examination),
         "verdict": asdict(verdict),
     }
 
 
-def _samples(found: Examination) -> dict[str, Any]:
+def samples_record(found: Examination) -> dict[str, Any]:
+    """What an examination found, as plain numbers."""
     return {
         "count": len(found.margins),
         "loss": found.loss,

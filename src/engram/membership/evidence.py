@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engram.attacker import AttackerView
 from engram.errors import require
-from engram.inspection.ceiling import boundaries
+from engram.inspection.ceiling import ON_BOUNDARY, boundaries
 from engram.inspection.kkt import STEP, best_duals
 from engram.matching.roc import Roc, roc
 from engram.reconstruct.engine.closed_form import run_pass
@@ -46,11 +46,15 @@ class Membership:
 
 @torch.no_grad()
 def membership_tests(
-    view: AttackerView, train: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor]
+    view: AttackerView,
+    train: tuple[Tensor, Tensor],
+    held_out: tuple[Tensor, Tensor],
+    *,
+    width: float = ON_BOUNDARY,
 ) -> Membership:
     """Score centred records ([n, *shape], labels [n]) and held-out ones ([k, *shape], [k]).
 
-    boundaries  how many first-layer neurons have |w x + b| / ||(w, b)|| < 0.002: training pushes samples there
+    boundaries  how many first-layer neurons have |w x + b| / ||(w, b)|| < width: training pushes samples there
     dual        the record's lambda_i >= 0 in the best fit of the first layer by records and held-out ones together
     combined    the mean of both ranks in the pool, so that neither scale nor a fit decides
     loss        minus the record's loss: what a stranger without the weights would threshold
@@ -59,7 +63,7 @@ def membership_tests(
         require(len(one[0]) > 0, name, "must hold records", 0, "give at least one, better a hundred")
     inputs = torch.cat([train[0], held_out[0]]).flatten(1).double()
     labels = torch.cat([train[1], held_out[1]])
-    scores = {"boundaries": boundaries(view.network, inputs).double()}
+    scores = {"boundaries": boundaries(view.network, inputs, width=width).double()}
     note = _why_no_dual(view, len(inputs))
     if note is None:
         scores["dual"] = _pooled_duals(view, inputs, labels)

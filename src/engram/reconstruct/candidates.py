@@ -29,6 +29,15 @@ class Reconstruction:
     def __len__(self) -> int:
         return len(self.images)
 
+    @property
+    def has_confidence(self) -> bool:
+        """Whether any candidate has a score; a single restart or trial has nothing to agree with."""
+        return self.scores is not None and bool(self.scores.isfinite().any())
+
+    def count_above(self, confidence: float) -> int:
+        """How many candidates are judged to show a training image with more than that confidence."""
+        return 0 if self.scores is None else int((self.scores > confidence).sum())
+
     def take(self, kept: Tensor) -> Reconstruction:
         """The candidates at an index or mask."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}

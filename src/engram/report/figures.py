@@ -21,6 +21,7 @@ class Pair:
     reconstruction: Tensor
     original: Tensor
     caption: str
+    colour: str = "black"
 
 
 def pairs_figure(pairs: Sequence[Pair], *, title: str, columns: int = 10) -> bytes:
@@ -36,7 +37,7 @@ def pairs_figure(pairs: Sequence[Pair], *, title: str, columns: int = 10) -> byt
         upper, lower = axes[2 * row][column], axes[2 * row + 1][column]
         _show(upper, pair.reconstruction)
         _show(lower, pair.original)
-        upper.set_title(pair.caption, fontsize=7, pad=2)
+        upper.set_title(pair.caption, fontsize=7, pad=2, color=pair.colour)
     for row in range(rows):
         for axis, text in (
             (axes[2 * row][0], "recon-\nstruction"),

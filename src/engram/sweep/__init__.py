@@ -11,6 +11,11 @@ ledger     claims and results in the study
 driver     one sweep; and the loop that feeds an executor
 executors/ where trials run: this process, local processes, Ray
 pool       the candidates of all trials as one reconstruction
-record     sweep.json
+budget     from a time to the steps of a trial
+growth     what more trials give
+record     the end: pooled, scored, sweep.json
+verdict    its sentence
+graphs     its charts
+page       sweep.html
 fleet      many models, one table
 """

@@ -7,7 +7,7 @@ from typing import Any
 
 from engram import files
 from engram.errors import ConfigError
-from engram.runs import RunDirectory
+from engram.runs import RunDirectory, read_record
 
 
 def settle(directory: Path, record: dict[str, Any], *, resume: bool) -> None:
@@ -23,6 +23,16 @@ def settle(directory: Path, record: dict[str, Any], *, resume: bool) -> None:
                 )
             _require_same(directory, files.read_json(path).get("sweep"), record["sweep"])
         files.write_json(path, record)
+
+
+def recorded_steps(directory: Path) -> int:
+    """The steps that the trials of the sweep there were fixed to."""
+    steps: Any = read_record(directory)
+    for key in ("sweep", "space", "fixed", "steps"):
+        steps = steps.get(key) if isinstance(steps, dict) else None
+    if not isinstance(steps, int):
+        raise ConfigError(f"the sweep in {directory} was begun without --budget; leave it out to go on with it")
+    return steps
 
 
 def _require_same(directory: Path, there: object, here: dict[str, Any]) -> None:

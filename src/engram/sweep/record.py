@@ -5,15 +5,20 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import optuna
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
 from engram import files
+from engram.data.sampling import Split
 from engram.errors import EngramError
+from engram.matching import ScoreReport
+from engram.pipeline import compare, default_protocol
 from engram.reconstruct.candidates import Reconstruction
 from engram.runs import RunDirectory, versions
+from engram.sweep.growth import Grown, grown, growth
 from engram.sweep.index import write_index
 from engram.sweep.ledger import Row
 from engram.sweep.pool import pool_trials
@@ -24,8 +29,25 @@ BEST_SHARE, ENOUGH_FOR_IMPORTANCE = 0.25, 20
 SUMMARY = "sweep.json"
 
 
-def conclude(sweep: Sweep, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
-    """Pool the trials of a sweep, write its reconstruction, its index and sweep.json, and return the latter."""
+@dataclass(frozen=True, eq=False)
+class Conclusion:
+    """What came of a sweep: `summary` is sweep.json; the score of the pooled candidates, where there are data."""
+
+    summary: dict[str, Any]
+    pooled: Reconstruction
+    score: ScoreReport | None
+
+
+def conclude(
+    sweep: Sweep,
+    data: Split | None = None,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Conclusion:
+    """Pool the trials of a sweep, score the pool against data if there are any, and write what came of it.
+
+    Scoring comes after everything else and changes nothing: trials, their order and the pool are judged blind.
+    """
     rows = sweep.rows()
     best_first = _poolable(sweep, rows)
     if not best_first:
@@ -34,22 +56,27 @@ def conclude(sweep: Sweep, progress: Callable[[int, int], None] = lambda done, t
             f"none of the {len(rows)} trials is complete here, so there is nothing to pool; "
             f"most common: {reasons.most_common(1)[0][0]}"
         )
-    pooled = pool_trials(
-        best_first,
-        lambda number: Reconstruction.load(sweep.trial_directory(number).reconstruction),
-        progress=progress,
-    )
+
+    def load(number: int) -> Reconstruction:
+        return Reconstruction.load(sweep.trial_directory(number).reconstruction)
+
+    pooled = pool_trials(best_first, load, progress=progress)
     pooled.save(RunDirectory(sweep.directory).reconstruction)
     if sweep.is_complete():
         shutil.rmtree(sweep.directory / "running", ignore_errors=True)  # what killed workers left
     with files.locked(sweep.directory / "claims.lock"):
         write_index(sweep.directory, sweep.rows())
-    summary = summarise(sweep, rows, pooled, best_first)
+    network = sweep.view.network
+    score = None if data is None else compare(pooled, data, network=network)
+    protocol = None if data is None else default_protocol(data.train.images, network)
+    curve = [*growth(best_first, load, data, protocol, progress=progress), grown(pooled, len(best_first), score)]
+    summary = summarise(sweep, rows, pooled, curve) | {"scores": None if score is None else score.to_json()}
     files.write_json(sweep.directory / SUMMARY, summary)
-    return summary
+    return Conclusion(summary, pooled, score)
 
 
-def summarise(sweep: Sweep, rows: Sequence[Row], pooled: Reconstruction, numbers: Sequence[int]) -> dict[str, Any]:
+def summarise(sweep: Sweep, rows: Sequence[Row], pooled: Reconstruction, curve: Sequence[Grown]) -> dict[str, Any]:
+    """sweep.json without the scores; the last point of `curve` is the whole pool."""
     spec = sweep.spec
     complete = [row for row in rows if row["state"] == "complete"]
     return {
@@ -71,10 +98,11 @@ def summarise(sweep: Sweep, rows: Sequence[Row], pooled: Reconstruction, numbers
         "best_so_far": best_so_far(rows, spec.direction),
         "importance": importance(sweep.ledger.study, complete, sorted(spec.space.search)),
         "pooled": {
-            "trials": len(numbers),
-            "elsewhere": len(complete) - len(numbers),
+            "trials": curve[-1].trials,
+            "elsewhere": len(complete) - curve[-1].trials,
             "candidates": len(pooled),
             "confident": confident(pooled),
+            "growth": [asdict(point) for point in curve],
         },
         "seconds": round(sum(row.get("seconds", 0.0) for row in rows), 3),
         "versions": versions() | {"optuna": optuna.__version__},
@@ -90,8 +118,7 @@ MEANING = {
 
 def confident(found: Reconstruction) -> dict[str, int]:
     """How many candidates are judged to show a training image at 90 % and at 50 %."""
-    assert found.scores is not None
-    return {f"{level:.0%}": int((found.scores > level).sum()) for level in (0.9, 0.5)}
+    return {f"{level:.0%}": found.count_above(level) for level in (0.9, 0.5)}
 
 
 def best_so_far(rows: Sequence[Row], direction: str) -> list[list[float]]:

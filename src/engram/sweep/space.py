@@ -32,6 +32,10 @@ class Range:
         require(self.low < self.high, "low", f"must be below high ({self.high:g})", self.low)
         require(not self.log or self.low > 0, "low", "must be positive for a range with log", self.low)
 
+    @property
+    def first(self) -> float:
+        return int(self.low) if self.integer else self.low
+
     def suggest(self, trial: Trial, name: str) -> float:
         if self.integer:
             return trial.suggest_int(name, int(self.low), int(self.high), log=self.log)
@@ -48,6 +52,10 @@ class Choice:
 
     def __post_init__(self) -> None:
         require(len(self.choices) > 0, "choices", "must not be empty", self.choices)
+
+    @property
+    def first(self) -> str | bool | int | float | None:
+        return self.choices[0]
 
     def suggest(self, trial: Trial, name: str) -> str | bool | int | float | None:
         return trial.suggest_categorical(name, self.choices)
@@ -80,6 +88,10 @@ class Space:
         """The same space with some settings held fixed."""
         search = {name: one for name, one in self.search.items() if name not in values}
         return replace(self, search=search, fixed={**self.fixed, **values})
+
+    def corner(self) -> dict[str, Any]:
+        """One point of the space: what is fixed, the low end of every range, the first of every choice."""
+        return {**self.fixed, **{name: one.first for name, one in self.search.items()}}
 
     def to_json(self) -> dict[str, Any]:
         return {

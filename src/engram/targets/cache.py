@@ -17,8 +17,8 @@ from engram.data.choice import DataChoice
 from engram.data.sampling import Split
 from engram.errors import EngramError
 from engram.targets.checkpoint import CARD_FILE, Target, open_target, save_target
-from engram.targets.descent import Recipe
 from engram.targets.networks import Network
+from engram.targets.recipe import Recipe
 from engram.targets.spec import ConvSpec, MLPSpec
 from engram.task import Task
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar, Generic
+from typing import Any, ClassVar, Generic
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -12,9 +13,9 @@ from engram import files
 from engram.data.choice import DataChoice
 from engram.errors import CheckpointError
 from engram.targets.architecture import Architecture
-from engram.targets.descent import Recipe
 from engram.targets.foreign import read_any_network
 from engram.targets.networks import N_co, Network
+from engram.targets.recipe import Recipe
 from engram.targets.spec import ConvSpec, MLPSpec
 from engram.targets.train import Quality
 
@@ -70,6 +71,14 @@ def open_target(path: Path, architecture: Architecture | None = None) -> Target[
     card = read_card(path / CARD_FILE)
     known = card.network.architecture if isinstance(card.network, ConvSpec) else None
     return Target(read_any_network(path / MODEL_FILE, known), card)
+
+
+def open_recorded(record: Mapping[str, Any]) -> Target[Network]:
+    """The model that a run.json names, with the layers that were described for its file, if any."""
+    layers, shape = record.get("architecture"), record.get("input_shape")
+    is_told = isinstance(layers, str) and isinstance(shape, list) and all(type(side) is int for side in shape)
+    known = Architecture.parse(str(layers), tuple(shape)) if is_told and shape else None
+    return open_target(Path(str(record.get("model", ""))), known)
 
 
 def read_card(path: Path) -> Card:

@@ -43,10 +43,28 @@ class ConvNetwork(Network):
         if not alternate:
             raise ConfigError(
                 f"{self.name} has no fully-connected part of the form 'width relu width': "
-                f"{' '.join(map(str, upper))}; use --recipe buzaglo2023, which reads any layers"
+                f"{' '.join(map(str, upper))}; use `engram reconstruct --recipe buzaglo2023`, which reads them"
             )
         lower = len(self.weights) - (len(upper) + 1) // 2
         return DenseNetwork(self.weights[lower:], self.biases[lower:])
+
+    @property
+    def dense_equivalent(self) -> DenseNetwork | None:
+        """The same function as a fully-connected network where all kernels cover what enters them; else None."""
+        layers = [layer for layer in self.architecture.layers if not isinstance(layer, Flatten)]
+        entering = zip(self.architecture.layers, self.architecture.shapes, strict=False)
+        whole = all(
+            layer.padding == 0 and shape[1:] == (layer.kernel, layer.kernel)
+            for layer, shape in entering
+            if isinstance(layer, Conv)
+        )
+        alternate = all(
+            isinstance(layer, ReLU) if place % 2 else isinstance(layer, Conv | Dense)
+            for place, layer in enumerate(layers)
+        )
+        if not (whole and alternate):
+            return None
+        return DenseNetwork(tuple(weight.flatten(1) for weight in self.weights), self.biases)
 
     @property
     def _first_dense(self) -> int:

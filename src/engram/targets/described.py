@@ -15,9 +15,10 @@ from torch import Tensor
 
 from engram.errors import UnsupportedModelError
 from engram.targets.architecture import Architecture
+from engram.targets.chain import listed
 from engram.targets.convolutional import ConvNetwork
 from engram.targets.layers import Shape
-from engram.targets.state_dict import MAX_TENSORS, is_counter, layer_of, listed, own_copy, unreadable_values
+from engram.targets.state_dict import MAX_TENSORS, is_counter, layer_of, own_copy, unreadable_values
 
 SUPPORTED = (
     "networks of convolutions (no dilation, no groups), ReLU, average pooling, flatten and fully-connected layers "

@@ -19,12 +19,13 @@ from torch import Tensor
 from engram.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engram.targets.architecture import Architecture
 from engram.targets.archive import BROKEN, open_archive
+from engram.targets.chain import listed
 from engram.targets.convolutional import ConvNetwork
 from engram.targets.described import SUPPORTED, described_network
 from engram.targets.exported_operations import OPERATIONS, UnlikeError, sizes_of
 from engram.targets.layers import Conv, Layer
 from engram.targets.networks import DenseNetwork
-from engram.targets.state_dict import dense_network, listed
+from engram.targets.state_dict import dense_network
 
 CURE = "save it again with torch.export.save, or save model.state_dict() with torch.save and describe it by --arch"
 GRAPH, CONFIG, WEIGHTS = "models/model.json", "data/weights/model_weights_config.json", "data/weights/"

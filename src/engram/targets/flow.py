@@ -21,8 +21,9 @@ from torch import Tensor
 from engram.loop import Metrics, State, Values
 from engram.targets import drift
 from engram.targets.chebyshev import advance, reach, stages_for
-from engram.targets.descent import Flow, GradientDescent, Slope
+from engram.targets.descent import GradientDescent, Slope
 from engram.targets.networks import N
+from engram.targets.recipe import Flow
 
 SAFETY, SHRINK, GROW = 0.8, 0.2, 2.0
 MOST_STAGES = 50

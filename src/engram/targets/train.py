@@ -11,11 +11,12 @@ from torch import Tensor
 
 from engram.errors import require
 from engram.loop import Budget, Observer, Snapshots, Solution, run
-from engram.targets.descent import GradientDescent, Recipe
+from engram.targets.descent import GradientDescent
 from engram.targets.flow import FlowDescent
 from engram.targets.gram import GramDescent
 from engram.targets.minibatch import BatchDescent
 from engram.targets.networks import DenseNetwork, N, Network
+from engram.targets.recipe import Recipe
 from engram.targets.spec import Spec
 from engram.task import Task
 

@@ -19,8 +19,7 @@ from engram.matching import stretched
 from engram.reconstruct.attack import Attack
 from engram.reconstruct.candidates import Reconstruction
 from engram.runs import RunDirectory, read_record
-from engram.targets.checkpoint import open_target
-from engram.targets.networks import DenseNetwork
+from engram.targets.checkpoint import open_recorded
 from engram.task import task_named
 
 MOST_POINTS = 400
@@ -100,14 +99,12 @@ class Watcher:
         if self._scheme is not None or not RunDirectory(self.run).record.exists():
             return
         record = read_record(self.run)
-        network = open_target(Path(str(record.get("model", "")))).network
+        network = open_recorded(record).network
         if network.digest() != record.get("weights_sha256"):
             raise CheckpointError(
                 f"{record.get('model')} has changed since the run began; candidates are not shown"
             )
         shape = tuple(int(size) for size in record["input_shape"])
-        if not isinstance(network, DenseNetwork):  # its candidates are shown when the run has ended
-            return
         view = AttackerView(network, shape, task_named(str(record["task"]), network.sizes[-1]))
         self._scheme = stored_scheme(view, self.run)
 
@@ -132,7 +129,7 @@ class Watcher:
 
 def _best(found: Reconstruction, count: int) -> tuple[Tensor, tuple[str, ...]]:
     """By confidence where there is one, else by dual."""
-    if found.scores is not None and bool(found.scores.isfinite().any()):
+    if found.has_confidence and found.scores is not None:
         order = found.scores.nan_to_num(nan=-1.0).argsort(descending=True, stable=True)[:count]
         captions = [f"{value:.0%}" for value in found.scores[order].tolist()]
     else:

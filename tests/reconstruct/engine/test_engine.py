@@ -18,8 +18,8 @@ from engram.reconstruct.engine.consensus import agreements, consensus
 from engram.reconstruct.engine.schedule import Phase, choose_prior
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.reconstruct.engine.solver import Engine
-from engram.targets.descent import Recipe
 from engram.targets.networks import DenseNetwork
+from engram.targets.recipe import Recipe
 from engram.targets.spec import MLPSpec
 from engram.task import Binary, task_named
 

@@ -19,8 +19,8 @@ from engram.reconstruct.engine.groups import Groups
 from engram.reconstruct.engine.metric import Metric, inverse_covariances
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.reconstruct.engine.solver import Engine
-from engram.targets.descent import Recipe
 from engram.targets.networks import DenseNetwork
+from engram.targets.recipe import Recipe
 from engram.targets.spec import MLPSpec
 from engram.task import Binary, Task
 from tests import cases

@@ -43,6 +43,15 @@ def test_pure_noise_has_hardly_any_direction() -> None:
     assert find_row_space(weight).rank == 1
 
 
+def test_rounding_is_no_direction() -> None:
+    """Decayed weights: signal, and rounding of many sizes in place of noise: no law tells its edge."""
+    generator = torch.Generator().manual_seed(6)
+    weight = torch.randn(200, 12, generator=generator) @ torch.randn(12, 400, generator=generator)
+    sizes = 1e-8 * torch.logspace(0, -4, 200)[:, None]
+    weight = weight.double() + sizes * torch.randn(200, 400, generator=generator, dtype=torch.float64)
+    assert find_row_space(weight.float()).rank == 12
+
+
 def test_quantile_equals_a_sampled_spectrum() -> None:
     values = torch.linalg.svdvals(torch.randn(400, 900, generator=torch.Generator().manual_seed(4)))
     for quantile in (0.1, 0.5, 0.9):
@@ -82,6 +91,26 @@ def test_adam_equals_torch_s() -> None:
         adam(state, "x", parameter.grad, 0.03, step)
         reference.step()
     torch.testing.assert_close(state["x"], parameter.detach(), rtol=0, atol=1e-12)
+
+
+def test_adam_takes_a_rate_for_each_entry_of_a_row() -> None:
+    rates = torch.tensor([0.1, 0.2, 0.4])
+    state = {"x": torch.zeros(2, 3), **moments("x", torch.zeros(2, 3))}
+    adam(state, "x", torch.ones(2, 3), rates, step=1)
+    torch.testing.assert_close(state["x"], -rates.expand(2, 3))
+
+
+def test_contrast_follows_the_spectrum_down_to_the_noise() -> None:
+    generator = torch.Generator().manual_seed(9)
+    strengths = torch.logspace(0, -3.5, 12)[:, None]
+    samples = strengths * torch.randn(12, 400, generator=generator)
+    weight = torch.randn(150, 12, generator=generator) @ samples
+    space = find_row_space(weight + 0.002 * torch.randn(150, 400, generator=generator))
+    contrast = space.contrast
+    assert float(contrast.square().mean()) == pytest.approx(1.0)
+    assert bool((contrast.diff() < 0).all()), "the weaker the direction, the less it holds"
+    faint = space.singular_values[: space.rank] < 2 * space.edge
+    assert float(contrast[0] / contrast[faint].max()) > 2.5
 
 
 def test_total_variation_equals_a_loop_and_its_gradient_autograd() -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from engram.attacker import AttackerView
-from engram.data.sources.faces import load_faces
 from engram.errors import ConfigError
 from engram.loop import Budget, Snapshots, run
 from engram.matching.distances import zscored
@@ -19,51 +18,27 @@ from engram.reconstruct.engine.settings import EngineSettings
 from engram.reconstruct.engine_conv.problem import outside
 from engram.reconstruct.engine_conv.solver import SPAN, ConvEngine
 from engram.reconstruct.published.relu import smoothed_relu
-from engram.targets.convolutional import ConvNetwork
-from engram.targets.spec import BiasPolicy, ConvSpec
 from engram.task import Binary, Multiclass, MulticlassPairs, Regression, Task
-
-SHAPE = (1, 12, 12)
-SIZE = 8
-
-
-def drawn(layers: str, dtype: torch.dtype = torch.float64, bias: BiasPolicy = "first") -> ConvNetwork:
-    spec = ConvSpec(input_shape=SHAPE, layers=layers, bias=bias, first_layer_std=None)
-    return spec.initialise(torch.Generator().manual_seed(0), dtype)
-
-
-def faces(start: int) -> Tensor:
-    """Real faces of 12 x 12 pixels."""
-    return torch.nn.functional.avg_pool2d(load_faces().images[start : start + SIZE].float(), 2)
+from tests.conv_cases import SHAPE, SIZE, drawn, faces, written
 
 
 @pytest.fixture(scope="module")
-def written() -> tuple[ConvNetwork, Tensor, Tensor]:
-    """A network whose first fully-connected layer is W = sum_i lambda_i y_i delta_i h_iᵀ over faces, with its own
-    gates, as training leaves it, and a little noise; the faces; and others."""
-    network = drawn("conv3x8 relu flatten 200 relu 1", torch.float32, bias="none")
-    mean = faces(0).mean(0)
-    images, labels = faces(0) - mean, torch.arange(SIZE) % 2
-    features, outgoing = network.features(images), 0.3 * network.weights[2].sign()
-    weight = network.weights[1]
-    for _ in range(200):  # slowly to a point where the gates are those of the weights
-        gates = (features @ weight.T > 0).float()
-        signals = 0.05 * Binary.signs(labels, torch.float32)[:, None] * gates * outgoing
-        weight = torch.lerp(weight, signals.T @ features, 0.1)
-    weight = weight + 1e-5 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
-    params = {**network.params, "layers.1.weight": weight, "layers.2.weight": outgoing}
-    return network.with_params(params), images, faces(100) - mean
+def images() -> Tensor:
+    """What is written in the network."""
+    return faces(0) - faces(0).mean(0)
+
+
+@pytest.fixture(scope="module")
+def others() -> Tensor:
+    return faces(100) - faces(0).mean(0)
 
 
 def best_ncc(images: Tensor, candidates: Tensor) -> Tensor:
     return (zscored(images) @ zscored(candidates).T / images[0].numel()).amax(1)
 
 
-def test_recovers_what_is_written_in_the_layer_and_nothing_else(
-    written: tuple[ConvNetwork, Tensor, Tensor],
-) -> None:
-    network, images, others = written
-    engine = ConvEngine(AttackerView(network, SHAPE, Binary()), EngineSettings(steps=200, restarts=2, prior=0.2))
+def test_recovers_what_is_written_in_the_layer_and_nothing_else(images: Tensor, others: Tensor) -> None:
+    engine = ConvEngine(AttackerView(written(), SHAPE, Binary()), EngineSettings(steps=200, restarts=2, prior=0.2))
     assert engine.problem.scales.space.rank <= SIZE
     found = engine.reconstruction(run(engine, Budget(steps=engine.total_steps)).state)
     assert int((best_ncc(images, found.images) > 0.8).sum()) >= 6
@@ -73,11 +48,8 @@ def test_recovers_what_is_written_in_the_layer_and_nothing_else(
     assert float(best_ncc(surest, images).min()) > 0.8, "the engine knows which it has found"
 
 
-def test_only_written_images_have_their_features_in_the_row_space(
-    written: tuple[ConvNetwork, Tensor, Tensor],
-) -> None:
-    network, images, others = written
-    problem = ConvEngine(AttackerView(network, SHAPE, Binary()), EngineSettings()).problem
+def test_only_written_images_have_their_features_in_the_row_space(images: Tensor, others: Tensor) -> None:
+    problem = ConvEngine(AttackerView(written(), SHAPE, Binary()), EngineSettings()).problem
 
     def share_outside(inputs: Tensor) -> Tensor:
         features = problem.features(inputs)
@@ -111,10 +83,11 @@ def test_stationarity_and_its_gradient_equal_autograd(task: Task, layers: str) -
 
     metric = engine.objective.metric(inside.detach(), duals)
     value, by_residual = engine.objective.stationarity(explained(done, 0), metric)
-    margin, by_output = engine.objective.margin(done.outputs, labels, duals)
+    sides = task.sides(labels, duals, done.outputs)
+    margin, by_margin = engine.objective.margin((sides * done.outputs).sum(1), duals)
     share = engine.objective.shares(duals)
     span = SPAN * (share * (1 - inside.square().sum(1) / features.square().sum(1))).sum()
-    slow = -(predicted * by_residual).sum() + (outputs * by_output).sum() + span
+    slow = -(predicted * by_residual).sum() + ((sides * outputs).sum(1) * by_margin).sum() + span
     (expected,) = torch.autograd.grad(slow, images)
     losses, by_images, _ = engine.gradients(state, metric, 0.0)
     torch.testing.assert_close(by_images, expected, rtol=0, atol=1e-10)

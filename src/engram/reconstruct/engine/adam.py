@@ -15,7 +15,7 @@ def moments(name: str, value: Tensor) -> State:
     return {f"{name}_{moment}": torch.zeros_like(value) for moment in ("mean", "square")}
 
 
-def adam(state: State, name: str, gradient: Tensor, rate: float, step: int) -> None:
+def adam(state: State, name: str, gradient: Tensor, rate: float | Tensor, step: int) -> None:
     """Step 1, 2, ... of `state[name]`: the first one has length `rate` wherever the gradient is not zero.
 
     >>> state = {"x": torch.zeros(2), **moments("x", torch.zeros(2))}
@@ -27,4 +27,4 @@ def adam(state: State, name: str, gradient: Tensor, rate: float, step: int) -> N
     mean.lerp_(gradient, 1 - BETAS[0])
     square.lerp_(gradient.square(), 1 - BETAS[1])
     spread = (square / (1 - BETAS[1] ** step)).sqrt_().add_(1e-12)
-    state[name].addcdiv_(mean / (1 - BETAS[0] ** step), spread, value=-rate)
+    state[name].sub_(mean.div(spread).mul_(rate / (1 - BETAS[0] ** step)))

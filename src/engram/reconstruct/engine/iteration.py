@@ -31,6 +31,8 @@ DUAL_RATE = 0.05
 """Adam's rate as a share of the mean dual."""
 HELD_DUALS = 0.2
 """Share of a start in which the duals of several classes stay as they are."""
+NEARLY_DONE = 0.7
+"""A start that has so much of its steps behind it moves little any more: time that runs out does not lose it."""
 UNJUDGED = torch.finfo(torch.float64).max
 """Stands for the residual of a trial that has not ended."""
 
@@ -61,8 +63,8 @@ class EngineIteration(ABC, Generic[N]):
 
     @property
     @abstractmethod
-    def rate(self) -> float:
-        """Adam's rate for what is moved, at the beginning of a start."""
+    def rate(self) -> float | Tensor:
+        """Adam's rate for what is moved, at the beginning of a start; one for all, or for each entry of a row."""
 
     @abstractmethod
     def draw(self, seed: int) -> Tensor:
@@ -132,11 +134,16 @@ class EngineIteration(ABC, Generic[N]):
         return "this should not happen: please report the model's layers as `engram inspect` shows them"
 
     def reconstruction(self, state: State) -> Reconstruction:
-        """The candidates of all finished restarts, merged, scored and sorted; of the running one if none has."""
-        done = self.schedule.finished_restarts(int(state["step"]))
+        """The candidates of all finished restarts, merged, scored and sorted.
+
+        The running one counts if it is nearly done, or if there is no other.
+        """
+        steps = int(state["step"])
+        done = self.schedule.finished_restarts(steps)
         moved, duals = (state[f"pool_{name}"][:done] for name in (self.moved, "duals"))
-        if done == 0:
-            moved, duals = state[self.moved][None], state["duals"][None]
+        if done == 0 or self.schedule.share_of_running(steps) >= NEARLY_DONE:
+            moved = torch.cat([moved, state[self.moved][None]])
+            duals = torch.cat([duals, state["duals"][None]])
         task, starts, duals = self.view.task, len(moved), duals.flatten(0, 1)
         labels = task.sample_labels(state["labels"].repeat(starts), duals)
         sizes, images = task.sample_duals(duals).abs(), self.images(moved.flatten(0, 1))

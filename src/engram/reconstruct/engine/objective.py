@@ -59,12 +59,20 @@ class Objective:
 
     def __call__(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """The terms of F, and its gradients by latents [m, r] and duals."""
+        return self.from_passes(
+            state, self.passes(state["latents"], state["duals"], state["labels"]), metric, prior
+        )
+
+    def from_passes(
+        self, state: State, passes: Passes, metric: Metric, prior: float
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """The same from passes that were made with the state's latents, duals and labels."""
         latents, duals, labels = state["latents"], state["duals"], state["labels"]
-        passes = self.passes(latents, duals, labels)
         stationarity, by_residual = self.stationarity(passes.explained, metric)
-        margin, by_output = self.margin(passes.outputs, labels, duals)
+        sides = self.task.sides(labels, duals, passes.outputs)
+        margin, by_margin = self.margin((sides * passes.outputs).sum(1), duals)
         by_latents, by_coefficients = passes.pull_back(
-            self.scales.network, self.scales.slope, {0: by_residual}, by_output
+            self.scales.network, self.scales.slope, {0: by_residual}, by_margin[:, None] * sides
         )
         losses = {"stationarity": stationarity, "margin": margin}
         if prior > 0:
@@ -79,7 +87,11 @@ class Objective:
         def run(part: slice) -> Pass:
             return self.run(latents[part], duals[part], labels[part])
 
-        return Passes.over(run, self._chunks(latents, ARRAYS * sum(self.scales.network.sizes)))
+        return Passes.over(run, self.chunks(len(latents)))
+
+    def chunks(self, candidates: int) -> list[slice]:
+        """So many candidates in chunks whose passes there is room for."""
+        return self._chunks(candidates, ARRAYS * sum(self.scales.network.sizes))
 
     def run(self, latents: Tensor, duals: Tensor, labels: Tensor) -> Pass:
         weigh = partial(self.task.output_weights, labels, duals)
@@ -133,29 +145,28 @@ class Objective:
         matrices = inverse_covariances(entering, groups.summed(used), self.settings.ridge, room=room)
         return Metric.of(matrices, groups, 1 / row_energies(weights), weights)
 
-    def margin(self, outputs: Tensor, labels: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
+    def margin(self, margins: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
         """Squared distance of margin / gamma from [1 - tolerance, 1 + tolerance], duals as weights.
 
-        gamma = ||[W_1 b_1]||² / sum lambda, as the first layer is homogeneous. Value, and gradient by Phi [m, C].
+        gamma = ||[W_1 b_1]||² / sum lambda, as the first layer is homogeneous. Value, and gradient by margins [m].
         """
         sizes = self.task.sample_duals(duals).abs()
         gamma = parameters(self.scales.network, 0).square().sum() / self.total(sizes)
-        sides = self.task.sides(labels, duals, outputs)
-        excess = (sides * outputs).sum(1) / gamma - 1
+        excess = margins / gamma - 1
         outside = excess - excess.clamp(-self.settings.margin_tolerance, self.settings.margin_tolerance)
         share = self.settings.margin_weight * self.shares(duals)
-        return (share * outside.square()).sum(), (2 * share * outside / gamma)[:, None] * sides
+        return (share * outside.square()).sum(), 2 * share * outside / gamma
 
     def variation(self, latents: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
         """Total variation of the images, duals as weights, and its gradient by the latents [m, r]."""
         basis = self.scales.space.basis.to(latents.dtype)
         values, gradients = [], []
-        for part in self._chunks(latents, ARRAYS * basis.shape[1]):
+        for part in self._chunks(len(latents), ARRAYS * basis.shape[1]):
             value, by_pixels = total_variation((latents[part] @ basis).view(-1, *self.input_shape))
             values.append(value)
             gradients.append(by_pixels.flatten(1) @ basis.T)
         share = self.shares(duals)
         return (share * torch.cat(values)).sum(), share[:, None] * torch.cat(gradients)
 
-    def _chunks(self, latents: Tensor, values_each: int) -> list[slice]:
-        return chunks(len(latents), latents.element_size() * values_each, self.settings.room)
+    def _chunks(self, candidates: int, values_each: int) -> list[slice]:
+        return chunks(candidates, self.settings.torch_dtype.itemsize * values_each, self.settings.room)

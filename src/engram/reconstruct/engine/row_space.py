@@ -15,6 +15,11 @@ from torch import Tensor
 
 SAFETY = 1.15
 """Signal directions start this factor above the noise edge, where the noise's own fluctuations have ended."""
+SMALLEST = 1e-8
+"""Share of the largest singular value below which `decompose` gives none."""
+
+FAINT_BELOW = 4.0
+"""Times the noise edge: weaker directions reach less far; see `RowSpace.contrast`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +35,17 @@ class RowSpace:
     def rank(self) -> int:
         return len(self.basis)
 
+    @property
+    def contrast(self) -> Tensor:
+        """How far images reach along each direction, relative to their mean square, [r].
+
+        Photographs differ most along the directions that are strong in W. s / (s + 4 edge) is near enough, and
+        keeps the last ones, which are half noise, from being filled with it.
+        """
+        values = self.singular_values[: self.rank]
+        shares = values / (values + FAINT_BELOW * self.edge)
+        return shares / shares.square().mean().sqrt()
+
 
 def find_row_space(weight: Tensor) -> RowSpace:
     """Directions of W [h, d] above the noise edge; the noise level is read off the spectrum's lower end.
@@ -39,6 +55,8 @@ def find_row_space(weight: Tensor) -> RowSpace:
     values, directions = decompose(weight.double())
     noise_std = noise_level(values, weight.shape[0], weight.shape[1])
     edge = noise_std * (math.sqrt(weight.shape[0]) + math.sqrt(weight.shape[1]))
+    # Weight decay can take all noise away; what is left below the largest value is then rounding, no signal.
+    edge = max(edge, float(values[0]) * max(torch.finfo(weight.dtype).eps, SMALLEST))
     rank = max(1, int((values > SAFETY * edge).sum()))
     return RowSpace(directions[:rank].to(weight.dtype), values, noise_std, edge)
 

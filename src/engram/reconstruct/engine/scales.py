@@ -44,7 +44,9 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
     """Rotate the first layer into its row space and measure the scales there."""
     network = view.network
     if len(network.weights) < 2:
-        raise ConfigError("the engine needs a hidden layer; use --recipe haim2022 for a linear model")
+        raise ConfigError(
+            "the engine needs a hidden layer; use `engram reconstruct --recipe haim2022` for a linear model"
+        )
     space = find_row_space(network.weights[0])
     # In float64 and then rounded, like the decomposition.
     inner = network.weights[0].double() @ space.basis.double().T

@@ -64,6 +64,15 @@ class Schedule:
         index, within = divmod(rest, self.steps)
         return Phase(False, index, within, self.steps)
 
+    def share_of_running(self, step: int) -> float:
+        """How much of the running restart is done after `step` steps; 0 between restarts and before the first.
+
+        >>> Schedule(trials=1, trial_steps=3, restarts=2, steps=10).share_of_running(10)
+        0.7
+        """
+        rest = max(0, step - self.trials * self.trial_steps)
+        return rest % self.steps / self.steps
+
     def finished_restarts(self, step: int) -> int:
         """How many restarts are complete after `step` steps."""
         return max(0, step - self.trials * self.trial_steps) // self.steps

@@ -9,7 +9,7 @@ total variation. `objective` holds the terms, `iteration` the steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
@@ -17,14 +17,18 @@ import torch
 from torch import Tensor
 
 from engram.loop import State
+from engram.reconstruct.engine.frozen import Frozen
 from engram.reconstruct.engine.iteration import EngineIteration
 from engram.reconstruct.engine.metric import Metric
 from engram.reconstruct.engine.objective import Objective
 from engram.reconstruct.engine.scales import Scales, derive_scales
 from engram.targets.networks import DenseNetwork
+from engram.task import MulticlassPairs
 
 LATENT_RATE = 0.08
 """Adam's rate as a share of the latents' own spread."""
+REFRESH = 4
+"""Steps between exact gradients; see `frozen`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +36,7 @@ class Engine(EngineIteration[DenseNetwork]):
     """Stationarity of the first layer with its bias: the layer that carries the images."""
 
     moved: ClassVar[str] = "latents"
+    _frozen: dict[int, Frozen] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def scales(self) -> Scales:
@@ -46,17 +51,39 @@ class Engine(EngineIteration[DenseNetwork]):
         return (self.scales.space.rank,)
 
     @property
-    def rate(self) -> float:
-        return LATENT_RATE * self.scales.latent_std
+    def rate(self) -> Tensor:
+        return LATENT_RATE * self.spread.to(self.settings.torch_dtype)
+
+    @cached_property
+    def spread(self) -> Tensor:
+        """Standard deviation of images along each direction of the row space, [r]."""
+        return self.scales.latent_std * self.scales.space.contrast
 
     def draw(self, seed: int) -> Tensor:
         """Images of natural contrast, in any direction of the row space."""
         generator = torch.Generator().manual_seed(seed)
         shape = (self.scales.candidates, *self.shape)
-        return self.scales.latent_std * torch.randn(shape, generator=generator, dtype=torch.float64)
+        return self.spread.cpu() * torch.randn(shape, generator=generator, dtype=torch.float64)
 
     def gradients(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        return self.objective(state, metric, prior)
+        """Exact every `REFRESH` steps and whenever the metric is new; in between the upper layers stand still."""
+        if not self._can_freeze:
+            return self.objective(state, metric, prior)
+        since_metric = self.schedule.phase(int(state["step"])).step % self.settings.metric_every
+        if since_metric % REFRESH == 0:
+            state.update({f"frozen_{name}": state[name].clone() for name in ("latents", "duals")})
+            self._frozen.clear()
+        if 0 not in self._frozen:  # from stored copies, so that a resumed run has the same
+            stored = {name: state[f"frozen_{name}"] for name in ("latents", "duals")}
+            self._frozen[0] = Frozen.at(self.objective, {**state, **stored}, metric, prior)
+        return self._frozen[0].gradients(self.objective, state, metric)
+
+    @property
+    def _can_freeze(self) -> bool:
+        """One dual for each candidate, layers above the first that are worth it, and room for all at once."""
+        deep = len(self.view.network.weights) > 2
+        one_dual = not isinstance(self.view.task, MulticlassPairs)
+        return deep and one_dual and len(self.objective.chunks(self.scales.candidates)) == 1
 
     def latents(self, moved: Tensor) -> Tensor:
         return moved

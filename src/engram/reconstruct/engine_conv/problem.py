@@ -68,7 +68,7 @@ def pose(view: AttackerView[ConvNetwork], settings: EngineSettings) -> Problem:
     if len(network.head.weights) < 2:
         raise ConfigError(
             f"the engine needs a hidden fully-connected layer, which {network.name} has not; "
-            "use --recipe buzaglo2023"
+            "use `engram reconstruct --recipe buzaglo2023`"
         )
     space = find_row_space(network.head.weights[0])
     inner = (network.head.weights[0].double() @ space.basis.double().T).to(settings.torch_dtype)

@@ -42,6 +42,29 @@ def dual_loss(shortfall: Tensor, *, squared: bool) -> Tensor:
     return (shortfall.square() if squared else shortfall).sum()
 
 
+def first_layer(network: Network) -> list[Tensor]:
+    """Weight and bias of the layer that meets the input."""
+    return [value for value in (network.weights[0], network.biases[0]) if value is not None]
+
+
+def margin_loss(margins: Tensor, sizes: Tensor, norm: Tensor) -> Tensor:
+    """sum_i s_i ((margin_i - mean) / gamma)², s_i = lambda_i / sum lambda: complementary slackness.
+
+    Not in the papers. At a KKT point whatever has a dual lies on the margin, so all candidates in use have the
+    same one; how large it is need not be known. The mean is weighed by s; gamma = m ||theta_1||² / sum lambda, the
+    margin that homogeneity in the first layer gives (`norm` is ||theta_1||²), takes the unit away. Margins [m],
+    sizes of the duals [m]; only the margins are pulled: no dual should grow for its candidate's sake.
+
+    >>> margin_loss(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0]), torch.tensor(2.0))
+    tensor(0.2500)
+    """
+    total = sizes.detach().sum()
+    share = sizes.detach() / total
+    mean = (share * margins.detach()).sum()
+    gamma = len(sizes) * norm / total
+    return (share * ((margins - mean) / gamma).square()).sum()
+
+
 def range_loss(inputs: Tensor) -> Tensor:
     """L_prior = sum max(x - 1, 0)² + max(-1 - x, 0)²: mean-subtracted pixels lie in [-1, 1].
 

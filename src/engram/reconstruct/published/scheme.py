@@ -10,7 +10,14 @@ from engram.attacker import AttackerView
 from engram.errors import require
 from engram.loop import Metrics, State, Values
 from engram.reconstruct.candidates import Reconstruction
-from engram.reconstruct.published.objective import dual_loss, range_loss, residuals, stationarity_loss
+from engram.reconstruct.published.objective import (
+    dual_loss,
+    first_layer,
+    margin_loss,
+    range_loss,
+    residuals,
+    stationarity_loss,
+)
 from engram.reconstruct.published.relu import smoothed_relu
 from engram.reconstruct.published.settings import Buzaglo2023, Haim2022
 from engram.targets.networks import Network
@@ -20,7 +27,10 @@ __all__ = ["Buzaglo2023", "Haim2022", "PublishedScheme"]
 
 @dataclass(frozen=True, eq=False)
 class PublishedScheme:
-    """L = L_stationary + 5 L_lambda + L_prior, minimised over images [m, ...] and the task's duals."""
+    """L = L_stationary + 5 L_lambda + L_prior, minimised over images [m, ...] and the task's duals.
+
+    With `margin_weight` also L_margin, which is ours.
+    """
 
     view: AttackerView[Network]
     settings: Haim2022
@@ -78,14 +88,9 @@ class PublishedScheme:
     def step(self, state: State) -> Metrics:
         settings, task, labels = self.settings, self.view.task, state["labels"]
         images, duals = (state[name].detach().requires_grad_() for name in ("images", "duals"))
-        unexplained = residuals(
-            self.view.network.to(dtype=settings.torch_dtype),
-            task,
-            smoothed_relu(settings.relu_slope),
-            images,
-            labels,
-            duals,
-        )
+        network = self.view.network.to(dtype=settings.torch_dtype)
+        activation = smoothed_relu(settings.relu_slope)
+        unexplained = residuals(network, task, activation, images, labels, duals)
         stationarity = stationarity_loss(unexplained)
         shortfall = task.dual_shortfall(labels, duals, settings.dual_floor)
         floor = dual_loss(shortfall, squared=settings.squared_dual_loss)
@@ -95,6 +100,13 @@ class PublishedScheme:
             + settings.dual_weight * floor
             + settings.range_weight * outside
         )
+        losses = {"stationarity": stationarity, "dual_floor": floor, "range": outside}
+        if settings.margin_weight > 0:
+            logits = network(images, activation)
+            margins = (task.sides(labels, duals.detach(), logits) * logits).sum(1)
+            norm = torch.stack([value.square().sum() for value in first_layer(network)]).sum()
+            losses["margin"] = margin_loss(margins, task.sample_duals(duals).abs(), norm)
+            loss = loss + settings.margin_weight * losses["margin"]
         gradients = torch.autograd.grad(loss, (images, duals))
         for name, rate, gradient in zip(
             ("images", "duals"), (settings.lr_images, settings.lr_duals), gradients, strict=True
@@ -102,8 +114,7 @@ class PublishedScheme:
             momentum = state[f"{name}_momentum"]
             momentum.mul_(settings.momentum).add_(gradient)
             state[name] = state[name].detach().sub_(momentum, alpha=rate)
-        losses = {"loss": loss, "stationarity": stationarity, "dual_floor": floor, "range": outside}
-        return {name: value.detach() for name, value in losses.items()}
+        return {name: value.detach() for name, value in {"loss": loss, **losses}.items()}
 
     def finished(self, metrics: Values) -> bool:
         """The papers run all their steps."""

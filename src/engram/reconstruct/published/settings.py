@@ -17,6 +17,7 @@ class Haim2022:
 
     `candidates` is m (the papers take twice the number of training images). `dual_floor` is lambda_min and
     `relu_slope` is alpha. `squared_dual_loss` follows the released runs; False is the text of the paper.
+    `margin_weight` asks candidates in use for one common margin; the papers do not, so it is 0.
     """
 
     recipe: ClassVar[str] = "haim2022"
@@ -33,6 +34,7 @@ class Haim2022:
     stationarity_weight: float = 1.0
     dual_weight: float = 5.0
     range_weight: float = 1.0
+    margin_weight: float = 0.0
     squared_dual_loss: bool = True
     dtype: Literal["float32", "float64"] = "float64"
     seed: int = 0
@@ -40,7 +42,7 @@ class Haim2022:
     def __post_init__(self) -> None:
         for name in ("candidates", "steps", "lr_images", "lr_duals", "image_std", "relu_slope"):
             require(getattr(self, name) > 0, name, "must be positive", getattr(self, name))
-        for name in ("stationarity_weight", "dual_weight", "range_weight"):
+        for name in ("stationarity_weight", "dual_weight", "range_weight", "margin_weight"):
             require(getattr(self, name) >= 0, name, "must not be negative", getattr(self, name))
         require(
             self.dual_weight > 0 or self.dual_floor == 0,

@@ -68,8 +68,9 @@ class Axis:
 def chart(title: str, x: Axis, y: Axis, series: Sequence[Series], *, summary: str) -> Markup:
     """One panel with axes, all series and a legend; `summary` says in words what it shows."""
     parts = [_frame(title, x, y), *(_draw(one, x, y) for one in series), _legend(series)]
+    height = HEIGHT + LINE * sum(bool(one.name) for one in series)
     return Markup('<svg class="chart" viewBox="0 0 {w} {h}" role="img" aria-label="{label}">{body}</svg>').format(
-        w=WIDTH, h=HEIGHT, label=f"{title}. {summary}", body=Markup("").join(parts)
+        w=WIDTH, h=height, label=f"{title}. {summary}", body=Markup("").join(parts)
     )
 
 

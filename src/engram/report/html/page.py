@@ -68,10 +68,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """The whole report."""
+    """The whole report; `product` is the command that made it."""
 
     title: str
     outcome: Literal["leak found", "leak suspected", "no leak found"]
     sentence: str
     tiles: Sequence[Tile]
     sections: Sequence[Section]
+    product: str = "engram audit"

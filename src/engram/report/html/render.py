@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -52,6 +53,11 @@ def render_live(
             style=Markup(_asset("report.css")),
         )
     )
+
+
+def render_template(name: str, **values: Any) -> str:
+    """Another page of the same look; its template also gets `style`."""
+    return _environment().get_template(name).render(style=Markup(_asset("report.css")), **values)
 
 
 def shown(cell: Cell) -> str:

@@ -1,0 +1,182 @@
+"""The papers' search, a hundred runs with settings drawn at random, against one run of the engine.
+
+Run: python -m benchmarks.search_100 [--minutes 25] [--jobs 2] [--data-root DIR] [--out runs/search100]
+
+CIFAR-10, 50 images: the preset cifar50 at cpu scale (trained once and kept). The published scheme in the space of
+Haim et al. 2022, twice as many candidates as images, no trial stopped early; steps a trial are cut so that all
+trials take about --minutes, and every cut is printed. Trials are judged and pooled without data; then pool, best
+trial and engine are scored alike against training and held-out images. A killed search goes on where it was with
+the same command. Leaves search.json (the comparison), search/sweep.html and the runs themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from engram import AttackerView, Engine, EngineSettings, Reconstruction, attack, build_target, compare
+from engram.bench.machine import busy_note, machine
+from engram.data.sampling import Split
+from engram.experiments.zoo import Plan, plan
+from engram.files import read_json, write_bytes, write_json
+from engram.matching import ScoreReport
+from engram.report.html import render
+from engram.runs import RunDirectory
+from engram.sweep.budget import StepPlan, plan_steps, with_steps
+from engram.sweep.driver import drive
+from engram.sweep.executors.processes import Processes
+from engram.sweep.page import sweep_page
+from engram.sweep.record import Conclusion, conclude
+from engram.sweep.space import PRESETS
+from engram.sweep.spec import SweepSpec
+from engram.sweep.sweep import Sweep
+from engram.sweep.verdict import sweep_verdict
+from engram.targets.cache import TargetCache, cache_root
+from engram.targets.networks import DenseNetwork
+from engram.task import Binary
+
+PLAN_FILE = "plan.json"
+
+
+def opened_target(planned: Plan, root: Path | None) -> AttackerView:
+    """The preset's target, trained now or found in the cache."""
+    target = build_target(
+        planned.data,
+        planned.network,
+        planned.recipe,
+        Binary(),
+        root=root,
+        cache=TargetCache(cache_root()),
+        observers=[_told("training", 500)],
+    )
+    assert target.card is not None
+    return AttackerView(target.network, target.card.input_shape, Binary()).narrowed(DenseNetwork)
+
+
+def step_plan(view: AttackerView, spec: SweepSpec, executor: Processes, out: Path, seconds: float) -> StepPlan:
+    """Measured once; a search that is gone on with keeps its steps."""
+    if (out / PLAN_FILE).exists():
+        return StepPlan(**read_json(out / PLAN_FILE))
+    made = plan_steps(view, spec, executor, seconds=seconds)
+    write_json(out / PLAN_FILE, made.to_json())
+    return made
+
+
+def search(
+    view: AttackerView, spec: SweepSpec, data: Split, executor: Processes, out: Path
+) -> tuple[Conclusion, dict[str, Any]]:
+    """All trials, their pool, and both scores."""
+    sweep = Sweep(view=view, spec=spec, directory=out, model=f"{view.network.name}, 50 images", resume=True)
+    started = time.monotonic()
+
+    def told(_: Sweep, row: dict[str, Any]) -> None:
+        print(f"trial {row['number']:3d} {row['state']:8s} {time.monotonic() - started:6.0f} s", flush=True)
+
+    drive([sweep], executor, told)
+    seconds = time.monotonic() - started
+    found = conclude(sweep, data)
+    write_bytes(out / "sweep.html", render(sweep_page(found, data.train)).encode())
+    number = min(
+        (row for row in found.summary["trials"] if row["state"] == "complete"), key=lambda row: row["unexplained"]
+    )["number"]
+    best = Reconstruction.load(sweep.trial_directory(number).reconstruction)
+    sweep.close()
+    assert found.score is not None
+    return found, {
+        "settings": found.summary["space"],
+        "counts_of_trials": found.summary["counts"],
+        "seconds_of_this_process": seconds,
+        "seconds_of_all_trials": found.summary["seconds"],
+        "pooled": scored(found.score),
+        "growth": found.summary["pooled"]["growth"],
+        "best_trial_judged_blind": {"number": number, **scored(compare(best, data))},
+    }
+
+
+def engine_run(view: AttackerView, data: Split, out: Path) -> dict[str, Any]:
+    """One run with the engine's own settings, nothing tuned; begun anew, so that its seconds are of it all."""
+    shutil.rmtree(out, ignore_errors=True)
+    engine = Engine(view, EngineSettings())
+    found, solution = attack(engine, directory=out, observers=[_told("engine", 200)])
+    counted = scored(compare(found, data, network=view.network))
+    return {"settings": asdict(engine.settings), "steps": solution.steps, "seconds": solution.seconds, **counted}
+
+
+def scored(report: ScoreReport) -> dict[str, Any]:
+    """What is compared: candidates, and counts beside their nulls."""
+    told = report.to_json()
+    return {name: told[name] for name in ("candidates", "counts", "top10_mean")}
+
+
+def sentence(searched: dict[str, Any], engine: dict[str, Any], metric: str = "ncc>0.8") -> str:
+    """Both counts beside their control, and the computing time of each."""
+
+    def counted(part: dict[str, Any]) -> str:
+        return f"{part['counts'][metric]['train']} ({part['counts'][metric]['held_out']} held-out)"
+
+    return (
+        f"{metric}: search {counted(searched['pooled'])} in {searched['seconds_of_all_trials']:,.0f} s of trials, "
+        f"its best trial {counted(searched['best_trial_judged_blind'])}; engine {counted(engine)} in "
+        f"{engine['seconds']:,.0f} s"
+    )
+
+
+def _told(what: str, every: int) -> Any:
+    def observe(step: int, metrics: Any) -> None:
+        if step % every == 0:
+            print(f"{what}: step {step:,}, loss {metrics['loss']:.3g}", flush=True)
+
+    return observe
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=25.0)
+    parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--scale", default="cpu", help="of the target: smoke tries everything in a moment")
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("runs/search100"))
+    chosen = parser.parse_args(arguments)
+    planned = plan("cifar50", chosen.scale)
+    view, data = opened_target(planned, chosen.data_root), planned.data.load(chosen.data_root)
+    candidates = 2 * planned.data.n
+    space = PRESETS["haim2022"].fixing({"candidates": candidates})
+    spec = SweepSpec(space=space, trials=chosen.trials, keep=1.0)
+    executor = Processes(chosen.jobs)
+    try:
+        steps = step_plan(view, spec, executor, chosen.out, 60 * chosen.minutes)
+        cuts = [*(f"target: {cut}" for cut in planned.cuts), steps.sentence]
+        print("\n".join(cuts), flush=True)
+        found, searched = search(view, with_steps(spec, steps.steps), data, executor, chosen.out / "search")
+    finally:
+        executor.close()
+    engine = engine_run(view, data, chosen.out / "engine")
+    result = {
+        "schema_version": 1,
+        "kind": "search against engine",
+        "data": asdict(planned.data),
+        "network": view.network.name,
+        "cuts": cuts,
+        "step_plan": steps.to_json(),
+        "jobs": chosen.jobs,
+        "search": searched,
+        "engine": engine,
+        "sentence": sentence(searched, engine),
+        "verdict_of_the_search": sweep_verdict(
+            found.pooled, found.score, found.summary["pooled"]["trials"]
+        ).sentence,
+        "machine": machine(),
+        "note": busy_note(),
+    }
+    write_json(chosen.out / "search.json", result)
+    print(result["sentence"])
+    print(f"wrote {chosen.out / 'search.json'} and {RunDirectory(chosen.out / 'search').path / 'sweep.html'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""The engine for a network: one reads fully-connected ones, one those that begin with convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engram.attacker import AttackerView
+from engram.reconstruct.engine.budget import fit_to_budget
+from engram.reconstruct.engine.iteration import EngineIteration
+from engram.reconstruct.engine.settings import EngineSettings
+from engram.reconstruct.engine.solver import Engine
+from engram.reconstruct.engine_conv.solver import ConvEngine
+from engram.targets.convolutional import ConvNetwork
+from engram.targets.networks import DenseNetwork, Network
+
+
+def engine_for(
+    view: AttackerView[Network], settings: EngineSettings, seconds: float | None = None
+) -> EngineIteration[Any]:
+    """The engine with these settings; with `seconds`, steps and restarts are planned for so long a run."""
+    engine: EngineIteration[Any]
+    if isinstance(view.network, ConvNetwork):
+        engine = ConvEngine(view.narrowed(ConvNetwork), settings)
+    else:
+        engine = Engine(view.narrowed(DenseNetwork), settings)
+    return engine if seconds is None else fit_to_budget(engine, seconds)

@@ -1,0 +1,103 @@
+"""A time for a whole sweep becomes steps of its trials; and the search against the engine in one command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks import search_100
+
+from engram.errors import ConfigError, EngramError
+from engram.sweep.budget import USED, plan_steps, with_steps
+from engram.sweep.executors import Job
+from engram.sweep.executors.in_process import InProcess
+from engram.sweep.home import recorded_steps
+from engram.sweep.space import PRESETS
+from engram.sweep.spec import SweepSpec
+from engram.sweep.trial import Ended
+from tests.sweep import small
+
+SPEC = SweepSpec(space=PRESETS["haim2022"].fixing({"candidates": 6}), trials=10)
+
+
+class Clock:
+    """An executor whose trials take as long as it says, two at a time."""
+
+    slots = 2
+
+    def __init__(self, each: float, state: str = "complete") -> None:
+        self.each, self.state, self.jobs = each, state, list[Job]()
+
+    def submit(self, job: Job) -> None:
+        self.jobs.append(job)
+
+    def collect(self, timeout: float) -> list[tuple[Job, Ended]]:
+        done, self.jobs = self.jobs, []
+        return [
+            (job, Ended(state=self.state, reason="because", seconds=self.each * job.order.settings["steps"]))  # type: ignore[arg-type]
+            for job in done
+        ]
+
+    def close(self) -> None:
+        pass
+
+
+def test_steps_follow_from_what_a_step_costs() -> None:
+    """10 trials of k steps at 0.5 s, two at a time, are 2.5 k seconds."""
+    found = plan_steps(small.view(), SPEC, Clock(0.5), seconds=100)
+    assert found.steps == int(USED * 100 / 2.5)
+    assert found.recipe_steps == 50_000
+    assert "36 steps a trial instead of 50,000" in found.sentence
+    assert plan_steps(small.view(), SPEC, Clock(0.5), seconds=1e9).steps == 50_000, "never more than the recipe's"
+    assert plan_steps(small.view(), SPEC, Clock(0.5), seconds=1e-3).steps == 1
+
+
+def test_it_is_measured_with_real_trials_too() -> None:
+    found = plan_steps(small.view(), SPEC, InProcess(), seconds=1.0)
+    assert found.seconds_per_step > 0
+    assert found.slots == 1
+    assert with_steps(SPEC, found.steps).space.fixed["steps"] == found.steps
+
+
+def test_contradictions_and_failures_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give one or the other"):
+        plan_steps(small.view(), with_steps(SPEC, 5), InProcess(), seconds=1.0)
+    with pytest.raises(EngramError, match="to measure by was failed: because"):
+        plan_steps(small.view(), SPEC, Clock(0.5, "failed"), seconds=1.0)
+    with small.opened(tmp_path / "fixed", with_steps(SPEC, 5)):
+        assert recorded_steps(tmp_path / "fixed") == 5
+    with small.opened(tmp_path / "free", SPEC), pytest.raises(ConfigError, match="was begun without --budget"):
+        recorded_steps(tmp_path / "free")
+
+
+def test_the_search_against_the_engine_runs_unattended_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Everything small: ten faces, three trials of a moment."""
+    monkeypatch.setenv("ENGRAM_CACHE", str(tmp_path / "cache"))
+    command = [
+        "--scale",
+        "smoke",
+        "--trials",
+        "3",
+        "--jobs",
+        "1",
+        "--minutes",
+        "0.01",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    search_100.main(command)
+    printed = capsys.readouterr().out
+    assert "steps a trial instead of 50,000" in printed
+    found = json.loads((tmp_path / "run" / "search.json").read_text())
+    assert found["search"]["counts_of_trials"]["asked"] == 3
+    for part in (found["search"]["pooled"], found["search"]["best_trial_judged_blind"], found["engine"]):
+        assert {"train", "held_out", "excess", "noise"} <= part["counts"]["ncc>0.8"].keys()
+    assert found["sentence"] in printed
+    assert "engram sweep</p>" in (tmp_path / "run" / "search" / "sweep.html").read_text()
+    search_100.main(command)
+    again = json.loads((tmp_path / "run" / "search.json").read_text())
+    assert again["step_plan"] == found["step_plan"]
+    assert again["search"]["pooled"] == found["search"]["pooled"]

@@ -1,0 +1,91 @@
+"""Every command in README and docs is one that the command line takes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from engram.cli import app as command_line
+from engram.cli import audit, bench, demo, inspect, reconstruct, reproduce, score, sweep, train, watch
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+HELP = {
+    f"help of {module.__name__.rpartition('.')[2]}": module.EXAMPLES
+    for module in (audit, bench, demo, inspect, reconstruct, reproduce, score, sweep, train, watch)
+}
+PLACEHOLDERS = {"N": "10", "NUMBER": "10", "...": "10"}
+
+
+def blocks(text: str) -> list[str]:
+    """Commands in indented blocks, their lines joined, without comments."""
+    lines = re.sub(r"\\\n\s*", " ", text).splitlines()
+    return [line.strip().partition("  #")[0] for line in lines if line.startswith("    engram ")]
+
+
+def mentions(text: str) -> list[str]:
+    """Commands between backticks, with options; those broken over two lines too."""
+    found = re.findall(r"`(engram [^`]+)`", text)
+    return [" ".join(one.split()) for one in found]
+
+
+def examples(text: str) -> list[str]:
+    """Commands in an epilog of --help."""
+    without_remarks = re.sub(r" \([^)]*\)", "", text)
+    return [one.strip() for one in re.sub(r"^Examples?: ", "", without_remarks).split("; ")]
+
+
+def found() -> list[tuple[str, str]]:
+    told = [(path.name, command) for path in DOCUMENTS for command in blocks(path.read_text())]
+    told += [(path.name, command) for path in DOCUMENTS for command in mentions(path.read_text())]
+    told += [(name, command) for name, text in HELP.items() for command in examples(text)]
+    return [(where, command) for where, command in told if "|" not in command]
+
+
+def command_of(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that the first words name, and the words after it."""
+    command: Any = typer.main.get_command(command_line.app)
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        assert words[0] in command.commands, f"there is no command {words[0]}"
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+def require_options(told: str) -> None:
+    """Every word that looks like an option is one of the command."""
+    command, words = command_of(shlex.split(re.sub(r"[\[\]]", "", told))[1:])
+    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    unknown = [word for word in words if re.match(r"--?[a-z]", word) and word not in options | {"--help"}]
+    assert not unknown, f"{unknown} are no options of {command.name}"
+
+
+@pytest.mark.parametrize(("where", "told"), found())
+def test_options_exist(where: str, told: str) -> None:
+    require_options(told)
+
+
+BLOCKS = [(path.name, told) for path in DOCUMENTS for told in blocks(path.read_text()) if "[" not in told]
+WHOLE = BLOCKS + [(name, told) for name, text in HELP.items() for told in examples(text)]
+
+
+@pytest.mark.parametrize(("where", "told"), WHOLE)
+def test_whole_commands_are_taken_as_they_stand(where: str, told: str) -> None:
+    """Arguments that are missing or of the wrong type are errors of the parser; nothing is run."""
+    command, words = command_of([PLACEHOLDERS.get(word, word) for word in shlex.split(told)][1:])
+    command.make_context(command.name, words)
+
+
+def test_a_wrong_command_would_be_found() -> None:
+    assert len(found()) > 80
+    with pytest.raises(AssertionError, match="--colour"):
+        require_options("engram audit model.pt --colour red")
+    with pytest.raises(AssertionError, match="no command paint"):
+        require_options("engram paint model.pt")
+    command, words = command_of(["audit", "model.pt"])
+    with pytest.raises(Exception, match="Missing parameter: out"):
+        command.make_context(command.name, words)
