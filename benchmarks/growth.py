@@ -5,7 +5,7 @@ the rank and candidates that belong to n images, and the decomposition that find
 measured with few candidates twice, and the line through both taken to all of them. What a GPU or several workers
 would take is computed from the counted operations and from the rates below, which are assumed, not measured.
 
-Run: python -m benchmarks.growth [--out runs/growth] [--threads 1] [--quick]; about ten minutes on one idle core.
+Run: python -m benchmarks.growth [--out runs/growth] [--threads 1] [--quick]; about ten minutes of one core.
 """
 
 from __future__ import annotations

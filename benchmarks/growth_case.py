@@ -65,6 +65,7 @@ def training(case: Case) -> dict[str, Any]:
     descent = make_descent(start, Binary(), Recipe(batch=batch), inputs, torch.arange(case.n) % 2)
     state = descent.init()
     rows = torch.arange(batch)
+    descent.descend(state, rows)  # makes what is kept, such as the Gram matrix
     _, price = timed(lambda: descent.descend(state, rows))
     batches = -(-case.n // batch)
     parameters = sum(value.numel() for value in start.params.values())
