@@ -21,7 +21,7 @@ def by_recipe(told: Told, recipe: Recipe) -> Observer:
     """By epochs; along the flow, where log-loss falls evenly, by log-loss down to its goal.
 
     >>> shares = []
-    >>> from engram.targets.descent import Flow
+    >>> from engram.targets.recipe import Flow
     >>> observe = by_recipe(shares.append, Recipe(loss_threshold=0.01, flow=Flow()))
     >>> for step, loss in enumerate((1.0, 0.1, 0.005)):
     ...     observe(step, {"loss": loss})
