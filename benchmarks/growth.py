@@ -25,7 +25,7 @@ from benchmarks.growth_case import Case
 from benchmarks.growth_figure import figure
 from engram import files
 from engram.bench.machine import busy_note, machine
-from engram.reconstruct.engine.scales import CANDIDATES_PER_DIRECTION
+from engram.reconstruct.engine.scales import candidates_for
 from engram.reconstruct.engine.schedule import PRIOR_GRID, TRIAL_SHARE
 from engram.reconstruct.engine.settings import EngineSettings
 
@@ -79,7 +79,7 @@ def cases(sizes: Sizes, threads: int) -> list[Case]:
             n=n,
             width=w,
             rank=(k := rank(n, inputs, w)),
-            candidates=CANDIDATES_PER_DIRECTION * k,
+            candidates=candidates_for(k),
             image=sizes.image,
             batch=sizes.batch,
             measured=max(sizes.measured, int(MEASURED_FLOPS / flops_a_candidate(w, k))),

@@ -23,6 +23,10 @@ GAIN_RIDGE = 0.3
 FAINT = 0.1
 """Neurons with less than this share of the median energy count as if they had it."""
 
+METRIC_BYTES = 150_000_000
+"""A step reads the whole metric, and making it takes time too; beyond this, like neurons share theirs. Up to rank
+190 that is one for each of 1,000 neurons."""
+
 
 def row_energies(weights: Tensor) -> Tensor:
     """||w_k||² [h], but no less than a share of the median: neurons that never learnt have nothing to say, and
@@ -141,7 +145,8 @@ class Objective:
         entering = with_constant(latents, network.biases[0])
         used = first_gates(network, latents, self.scales.slope)
         used *= self.task.sample_duals(duals).square()[:, None]
-        groups = Groups.alike(used, max(1, room // (weights.element_size() * weights.shape[1] ** 2)))
+        affordable = min(room, METRIC_BYTES) // (weights.element_size() * weights.shape[1] ** 2)
+        groups = Groups.alike(used, max(1, affordable))
         matrices = inverse_covariances(entering, groups.summed(used), self.settings.ridge, room=room)
         return Metric.of(matrices, groups, 1 / row_energies(weights), weights)
 

@@ -19,8 +19,20 @@ SOFTNESS = 10.0
 """Gates are soft over a tenth of the pre-activations' spread on natural inputs."""
 MARGIN_PER_SPREAD = 2.0
 """Margins of memorised samples lie at about twice the outputs' spread on random inputs in the row space."""
-CANDIDATES_PER_DIRECTION = 3
-"""More training samples than directions of the row space share them; three a direction leave room."""
+FEWEST_CANDIDATES = 40
+MANY_DIRECTIONS = 200
+
+
+def candidates_for(rank: int) -> int:
+    """How many candidates for a row space of that rank.
+
+    More training samples than directions may share a small one, and three candidates for each direction leave
+    room; a large one has about as many directions as samples, and two for each further direction are enough.
+
+    >>> candidates_for(10), candidates_for(167), candidates_for(500)
+    (40, 501, 1200)
+    """
+    return max(FEWEST_CANDIDATES, 2 * rank + min(rank, MANY_DIRECTIONS))
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +72,7 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
     probe = probe.to(device=inner.device, dtype=settings.torch_dtype)
     excited = torch.nn.functional.linear(probe, reduced.weights[0], reduced.biases[0])
     outputs = reduced(probe)
-    candidates = settings.candidates or max(40, CANDIDATES_PER_DIRECTION * rank)
+    candidates = settings.candidates or candidates_for(rank)
     candidates += -candidates % view.task.label_count
     margin = MARGIN_PER_SPREAD * float(outputs.std().clamp(min=1e-12))
     norm = float(parameters(reduced, 0).square().sum())

@@ -13,11 +13,11 @@ from engram.errors import ConfigError
 from engram.reconstruct.engine.closed_form import parameters
 from engram.reconstruct.engine.row_space import find_row_space
 from engram.reconstruct.engine.scales import (
-    CANDIDATES_PER_DIRECTION,
     MARGIN_PER_SPREAD,
     PIXEL_STD,
     SOFTNESS,
     Scales,
+    candidates_for,
 )
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.reconstruct.published.relu import smoothed_relu
@@ -82,7 +82,7 @@ def pose(view: AttackerView[ConvNetwork], settings: EngineSettings) -> Problem:
     inside = torch.randn(PROBES, space.rank, generator=generator, dtype=torch.float64).to(inner)
     inside *= (features.square().sum(1).mean() / space.rank).sqrt()
     excited = functional.linear(inside, reduced.weights[0], reduced.biases[0])
-    candidates = settings.candidates or max(40, CANDIDATES_PER_DIRECTION * space.rank)
+    candidates = settings.candidates or candidates_for(space.rank)
     candidates += -candidates % view.task.label_count
     margin = MARGIN_PER_SPREAD * float(reduced(inside).std().clamp(min=1e-12))
     scales = Scales(
