@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.auditing.cases import leaking
-from tests.report.browser import artefact, browser, contrast, needs_browser, opened
+from tests.report.browser import artefact, contrast, needs_browser, opened
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -22,12 +21,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(leaking().to_html(), "utf-8")
     return path
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as started:
-        yield started
 
 
 def test_it_opens_from_disk_without_error_or_request(chromium: Browser, report: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from engram.sweep.record import conclude
 from engram.sweep.sweep import Sweep
 from engram.task import Binary
 from tests.auditing.cases import memorising
-from tests.report.browser import artefact, browser, contrast, needs_browser, opened
+from tests.report.browser import artefact, contrast, needs_browser, opened
 from tests.sweep import small
 
 if TYPE_CHECKING:
@@ -41,12 +40,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path.write_text(render(sweep_page(conclude(sweep, data), data.train)), "utf-8")
     sweep.close()
     return path
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as started:
-        yield started
 
 
 def test_it_opens_from_disk_without_error_or_request(chromium: Browser, report: Path, tmp_path: Path) -> None:

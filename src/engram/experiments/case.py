@@ -1,9 +1,9 @@
 """A case: one target and one attack on it, computed once and kept as a directory that appears whole.
 
-    DIR/cases/KEY   finished; the key is made of all that decides the outcome
-    DIR/work/KEY    begun: target and attack with their snapshots; gone when the case is finished
+    cases/KEY   finished; the key is made of all that decides the outcome
+    work/KEY    begun: target and attack with their snapshots; gone when the case is finished
 
-Experiments share cases; a killed case goes on where it was. Two processes may work in one DIR: what one of them
+Experiments share cases; a killed case goes on where it was. Two processes may share a run: what one of them
 computes, the other waits for or leaves for later.
 """
 

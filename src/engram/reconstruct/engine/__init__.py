@@ -4,8 +4,11 @@ row_space      the few input directions that the first layer has learnt
 scales         every scale, from the weights alone
 closed_form    stationarity of every layer and its gradients, by matrix products only
 metric         how far each neuron's equation can be trusted in each direction
+groups         neurons that share a metric where one for each is too much
 prior          total variation, the mild image prior
 objective      stationarity under the metric, margin, prior
+passes         the candidates in chunks that fit into memory
+frozen         upper layers that stand still between exact gradients
 schedule       trials that choose the prior's strength, then the restarts
 iteration      steps, starts, pool: what all engines do alike
 adam           how they move

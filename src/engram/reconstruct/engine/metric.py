@@ -6,7 +6,7 @@ it was learnt), so neuron k's residual has covariance proportional to
     C_k = sum_{i active on k} lambda_i² [x_i; 1][x_i; 1]ᵀ
 
 and its squared residual is weighed with (C_k / largest eigenvalue + ridge)⁻¹ / ||row_k||². A matrix a neuron is
-[h, k, k]; where that is too much for the memory, neurons that are active on the same candidates share theirs.
+[h, k, k]; where that is too much, neurons that are active on the same candidates share theirs.
 """
 
 from __future__ import annotations
