@@ -62,6 +62,21 @@ def test_divergence_is_a_value_that_names_step_and_cure() -> None:
         solution.require_finite()
 
 
+@dataclass(frozen=True)
+class Steep(Halving):
+    """Its loss leaves the floating-point numbers before its state does."""
+
+    def step(self, state: State) -> Metrics:
+        super().step(state)
+        return {"loss": state["x"] ** 2}
+
+
+def test_a_loss_that_is_not_finite_is_divergence_though_the_state_is() -> None:
+    solution = run(Steep(factor=1e200), Budget(steps=10))
+    assert bool(solution.state["x"].isfinite())
+    assert solution.reason is StopReason.DIVERGED
+
+
 def test_divergence_leaves_the_last_finite_snapshot(tmp_path: Path) -> None:
     snapshots = Snapshots(path=tmp_path / "s", every_seconds=0.0)
     run(Halving(factor=1e200), Budget(steps=10), snapshots=snapshots)

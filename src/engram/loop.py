@@ -153,6 +153,7 @@ def run(
         values = {name: float(value) for name, value in metrics.items()}
         step, loss = progress.step + int(values.get("steps", 1)), values["loss"]
         if not math.isfinite(loss):
+            reason = StopReason.DIVERGED
             break
         progress = replace(progress, step=step, loss=loss, finished=iteration.finished(values))
         for observer in observers:
@@ -167,7 +168,7 @@ def run(
             snapshots.save(progress, state)
             saved_at = now
     seconds = time.monotonic() - started
-    if not _is_finite(state):
+    if reason is StopReason.DIVERGED or not _is_finite(state):
         # The snapshot on disk stays the last finite one.
         message = f"diverged at step {progress.step + 1:,}; {iteration.hint()}"
         return Solution(state, StopReason.DIVERGED, progress.step + 1, seconds, math.nan, message)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from engram.files import write_tensors
 from tests.auditing.cases import faces, memorising
-from tests.cli.test_flow import ENGRAM, engram
+from tests.cli.command import ENGRAM, engram
 
 BUDGET = ("--budget", "4s", "--baselines", "none")
 

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from engram.cli.app import app
 from engram.errors import EngramError
-from tests.cli.test_flow import ENGRAM, engram, target
+from tests.cli.command import ENGRAM, engram
+from tests.cli.test_flow import target
 
 __all__ = ["target"]  # the small gate that the other commands are tested on
 

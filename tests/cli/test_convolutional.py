@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.cli.test_flow import engram
+from tests.cli.command import engram
 
 LAYERS = "conv3x4s2 relu flatten 30 relu 1"
 SHORT = ("--steps", 8, "--restarts", 2, "--prior", 0.4, "-m", 6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,21 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-ENGRAM = [sys.executable, "-c", "from engram.cli.app import main; main()"]
-
-
-def engram(*arguments: object, expect: int = 0) -> str:
-    """Run the real command; return what it printed on standard output, or the error if one is expected."""
-    child = subprocess.run(
-        [*ENGRAM, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-    assert child.returncode == expect, child.stderr + child.stdout
-    assert "Traceback" not in child.stderr
-    return child.stdout if expect == 0 else child.stderr
+from tests.cli.command import ENGRAM, engram, engram_process
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +111,8 @@ def test_killed_and_resumed_ends_bit_identical(target: Path, tmp_path: Path, rec
 
 
 def test_an_earlier_run_is_not_overwritten(target: Path, tmp_path: Path) -> None:
-    engram("reconstruct", target, *ATTACK, "-o", tmp_path / "run")
-    error = engram("reconstruct", target, *ATTACK, "-o", tmp_path / "run", expect=1)
+    engram_process("reconstruct", target, *ATTACK, "-o", tmp_path / "run")
+    error = engram_process("reconstruct", target, *ATTACK, "-o", tmp_path / "run", expect=1)
     assert "already holds a run; go on with --resume, or choose another directory" in error
 
 

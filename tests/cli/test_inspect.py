@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from engram.cli.app import app
 from engram.errors import EngramError
-from tests.cli.test_flow import engram
+from tests.cli.command import engram
 
 KEYS = {
     "": "model schema_version input_shape task name parameters dtype homogeneous layers row_space equations "

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from engram.cli.app import app
 from engram.errors import EngramError
 from engram.sweep.index import write_index
-from tests.cli.test_flow import engram
+from tests.cli.command import engram
 
 SMALL = ("--set", "steps=15", "--set", "candidates=8")
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from engram.data.sources.faces import load_faces
-from tests.cli.test_flow import engram
+from tests.cli.command import engram
 
 SMALL = ("--widths", "30,30", "--epochs", 40)
 SHORT = ("--recipe", "buzaglo2023", "--steps", 12)

@@ -16,7 +16,7 @@ from engram.experiments.catalogue import CATALOGUE
 from engram.experiments.publishing import publish
 from engram.experiments.records import Finished
 from engram.experiments.runner import Run, read_records
-from tests.cli.test_flow import engram
+from tests.cli.command import engram
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from engram.targets.checkpoint import CARD_FILE, MODEL_FILE
 from engram.targets.recipe import Flow, Recipe
 from engram.targets.spec import MLPSpec
 from engram.task import Binary, task_named
-from tests.cli.test_flow import engram
+from tests.cli.command import engram
 
 
 @pytest.mark.parametrize("scale", SCALES)

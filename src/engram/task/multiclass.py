@@ -82,6 +82,10 @@ class Multiclass(OneDual):
         one_hot = torch.nn.functional.one_hot
         return (one_hot(labels, self.classes) - one_hot(runner_up(logits, labels), self.classes)).to(logits.dtype)
 
+    def with_all_duals(self) -> Multiclass:
+        """With two classes there is but one other."""
+        return self if self.classes == 2 else MulticlassPairs(self.classes)
+
 
 @dataclass(frozen=True)
 class MulticlassPairs(Multiclass):
@@ -129,6 +133,10 @@ class MulticlassPairs(Multiclass):
     def sample_duals(self, duals: Tensor) -> Tensor:
         """sum_j lambda_ij."""
         return duals.sum(1)
+
+    def unit_duals(self, duals: Tensor) -> Tensor:
+        """lambda_ij / sum_j lambda_ij, zero where all are."""
+        return duals / duals.sum(1, keepdim=True).clamp(min=torch.finfo(duals.dtype).tiny)
 
     def _is_own(self, labels: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(labels, self.classes).bool()

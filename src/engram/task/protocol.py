@@ -67,8 +67,14 @@ class Task(Protocol):
     def sample_duals(self, duals: Tensor) -> Tensor:
         """How much each sample counts, [m]."""
 
+    def unit_duals(self, duals: Tensor) -> Tensor:
+        """Duals under which every sample counts 1, shared among its constraints as these are."""
+
     def sample_labels(self, labels: Tensor, duals: Tensor) -> Tensor:
         """The labels that candidates have in the end, [m]."""
+
+    def with_all_duals(self) -> Task:
+        """The same task with a dual for every constraint of a sample: the whole KKT condition."""
 
 
 def log_mean_softplus(excess: Tensor) -> Tensor:
@@ -106,6 +112,9 @@ class OneDual:
 
     def sample_duals(self, duals: Tensor) -> Tensor:
         return duals
+
+    def unit_duals(self, duals: Tensor) -> Tensor:
+        return torch.ones_like(duals)
 
     def sample_labels(self, labels: Tensor, duals: Tensor) -> Tensor:
         return labels

@@ -106,6 +106,12 @@ class Regression:
     def sample_duals(self, duals: Tensor) -> Tensor:
         return duals
 
+    def unit_duals(self, duals: Tensor) -> Tensor:
+        return torch.ones_like(duals)
+
+    def with_all_duals(self) -> Regression:
+        return self
+
     def sample_labels(self, labels: Tensor, duals: Tensor) -> Tensor:
         """By the sign of the dual: weight decay holds outputs short of their targets, so lambda_i has y_i's sign.
 

@@ -13,7 +13,8 @@ from engram.reconstruct.engine.solver import REFRESH, Engine
 from engram.targets.spec import MLPSpec
 from engram.task import task_named
 
-TASKS = ["binary", "multiclass", "regression:l2"]
+ONE_DUAL = ["binary", "multiclass", "regression:l2"]
+TASKS = [*ONE_DUAL, "multiclass:pairs"]
 
 
 def _engine(task_name: str, *, widths: tuple[int, ...] = (30, 20, 10)) -> Engine:
@@ -47,7 +48,7 @@ def test_at_the_refresh_the_gradient_is_the_exact_one(task: str) -> None:
     torch.testing.assert_close(frozen[2], exact[2], rtol=0, atol=1e-10 * float(exact[2].abs().max()))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ONE_DUAL)
 def test_in_the_duals_it_stays_exact(task: str) -> None:
     """Signals are linear in them, and the layers above do not see them."""
     engine = _engine(task)
@@ -59,6 +60,21 @@ def test_in_the_duals_it_stays_exact(task: str) -> None:
     near_losses, _, near_by_duals = frozen.gradients(engine.objective, state, metric)
     torch.testing.assert_close(near_losses["stationarity"], losses["stationarity"])
     torch.testing.assert_close(near_by_duals, by_duals, rtol=0, atol=1e-10 * float(by_duals.abs().max()))
+
+
+def test_of_several_duals_a_sample_their_sum_stays_exact() -> None:
+    """How they share it stands still, and so does their gradient."""
+    engine = _engine("multiclass:pairs")
+    state = _state(engine)
+    metric = engine.objective.metric(state["latents"], state["duals"])
+    frozen = Frozen.at(engine.objective, state, metric, 0.0)
+    before = engine.objective(state, metric, 0.0)[2]
+    sizes = torch.linspace(0.5, 2.0, len(state["duals"]), dtype=torch.float64)
+    state["duals"] = state["duals"] * sizes[:, None]
+    losses, _, _ = engine.objective(state, metric, 0.0)
+    near_losses, _, near_by_duals = frozen.gradients(engine.objective, state, metric)
+    torch.testing.assert_close(near_losses["stationarity"], losses["stationarity"])
+    torch.testing.assert_close(near_by_duals, before)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -77,7 +93,7 @@ def test_between_refreshes_it_follows_the_exact_one(task: str) -> None:
 
 @pytest.mark.parametrize(
     ("task", "widths", "frozen"),
-    [("binary", (30, 20), True), ("binary", (30,), False), ("multiclass:pairs", (30, 20), False)],
+    [("binary", (30, 20), True), ("binary", (30,), False), ("multiclass:pairs", (30, 20), True)],
 )
 def test_frozen_where_there_is_something_to_save(task: str, widths: tuple[int, ...], frozen: bool) -> None:
     engine = _engine(task, widths=widths)

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from engram.loop import State
 
-BETAS = (0.9, 0.999)
+BETAS = (0.9, 0.98)
+"""The usual 0.999 remembers the first steps, whose gradients are ten times larger, for a whole start."""
 
 
 def moments(name: str, value: Tensor) -> State:

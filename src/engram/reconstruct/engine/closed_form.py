@@ -52,12 +52,19 @@ def run_pass(
         if layer < len(network.weights) - 1:
             gates.append(torch.sigmoid(slope * pre))
             hidden = pre.clamp(min=0)
-    signals = [coefficients(pre)]
+    return Pass(entering, gates, *send_down(network, gates, coefficients(pre)), pre)
+
+
+def send_down(
+    network: DenseNetwork, gates: list[Tensor], coefficients: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What arrives above the hidden layers, and the signals, for coefficients [m, C] at the outputs (`Pass`)."""
+    signals = [coefficients]
     arriving: list[Tensor] = []
     for gate, weight in zip(reversed(gates), reversed(network.weights[1:]), strict=True):
         arriving.insert(0, signals[0] @ weight)
         signals.insert(0, gate * arriving[0])
-    return Pass(entering, gates, arriving, signals, pre)
+    return arriving, signals
 
 
 def with_constant(hidden: Tensor, bias: Tensor | None) -> Tensor:

@@ -31,6 +31,8 @@ DUAL_RATE = 0.05
 """Adam's rate as a share of the mean dual."""
 HELD_DUALS = 0.2
 """Share of a start in which the duals of several classes stay as they are."""
+FIRST_PRIOR = 4.0
+"""With several classes the prior falls over a start from so many times its strength: smooth images first."""
 NEARLY_DONE = 0.7
 """A start that has so much of its steps behind it moves little any more: time that runs out does not lose it."""
 UNJUDGED = torch.finfo(torch.float64).max
@@ -163,9 +165,10 @@ class EngineIteration(ABC, Generic[N]):
     def _prior(self, state: State, phase: Phase) -> float:
         if len(self.view.input_shape) != 3:
             return 0.0
+        falling = FIRST_PRIOR ** (1 - phase.step / phase.length) if self.view.task.outputs > 1 else 1.0
         if self.settings.prior is not None:
-            return self.settings.prior
-        return PRIOR_GRID[phase.index] if phase.is_trial else choose_prior(state["left_unexplained"])
+            return falling * self.settings.prior
+        return falling * (PRIOR_GRID[phase.index] if phase.is_trial else choose_prior(state["left_unexplained"]))
 
     def _duals_move(self, phase: Phase) -> bool:
         """With several classes duals wait: while most margins are negative they would all fall to zero."""

@@ -27,12 +27,12 @@ def candidates_for(rank: int) -> int:
     """How many candidates for a row space of that rank.
 
     More training samples than directions may share a small one, and three candidates for each direction leave
-    room; a large one has about as many directions as samples, and two for each further direction are enough.
+    room; a large one has about as many directions as samples, and one for each further direction is enough.
 
     >>> candidates_for(10), candidates_for(167), candidates_for(500)
-    (40, 501, 1200)
+    (40, 501, 900)
     """
-    return max(FEWEST_CANDIDATES, 2 * rank + min(rank, MANY_DIRECTIONS))
+    return max(FEWEST_CANDIDATES, rank + 2 * min(rank, MANY_DIRECTIONS))
 
 
 @dataclass(frozen=True, eq=False)

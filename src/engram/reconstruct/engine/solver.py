@@ -23,10 +23,9 @@ from engram.reconstruct.engine.metric import Metric
 from engram.reconstruct.engine.objective import Objective
 from engram.reconstruct.engine.scales import Scales, derive_scales
 from engram.targets.networks import DenseNetwork
-from engram.task import MulticlassPairs
 
-LATENT_RATE = 0.08
-"""Adam's rate as a share of the latents' own spread."""
+LATENT_RATE, CLASSES_RATE = 0.15, 0.3
+"""Adam's rate as a share of the latents' own spread, with one output and with several; see docs/engine-log.md."""
 REFRESH = 4
 """Steps between exact gradients; see `frozen`."""
 
@@ -52,7 +51,8 @@ class Engine(EngineIteration[DenseNetwork]):
 
     @property
     def rate(self) -> Tensor:
-        return LATENT_RATE * self.spread.to(self.settings.torch_dtype)
+        share = LATENT_RATE if self.view.task.outputs == 1 else CLASSES_RATE
+        return share * self.spread.to(self.settings.torch_dtype)
 
     @cached_property
     def spread(self) -> Tensor:
@@ -72,18 +72,18 @@ class Engine(EngineIteration[DenseNetwork]):
         since_metric = self.schedule.phase(int(state["step"])).step % self.settings.metric_every
         if since_metric % REFRESH == 0:
             state.update({f"frozen_{name}": state[name].clone() for name in ("latents", "duals")})
+            state["frozen_prior"] = torch.tensor(prior, dtype=torch.float64)
             self._frozen.clear()
         if 0 not in self._frozen:  # from stored copies, so that a resumed run has the same
             stored = {name: state[f"frozen_{name}"] for name in ("latents", "duals")}
-            self._frozen[0] = Frozen.at(self.objective, {**state, **stored}, metric, prior)
+            self._frozen[0] = Frozen.at(self.objective, {**state, **stored}, metric, float(state["frozen_prior"]))
         return self._frozen[0].gradients(self.objective, state, metric)
 
     @property
     def _can_freeze(self) -> bool:
-        """One dual for each candidate, layers above the first that are worth it, and room for all at once."""
+        """Layers above the first that are worth it, and room for all candidates at once."""
         deep = len(self.view.network.weights) > 2
-        one_dual = not isinstance(self.view.task, MulticlassPairs)
-        return deep and one_dual and len(self.objective.chunks(self.scales.candidates)) == 1
+        return deep and len(self.objective.chunks(self.scales.candidates)) == 1
 
     def latents(self, moved: Tensor) -> Tensor:
         return moved

@@ -24,7 +24,7 @@ from engram.reconstruct.engine.scales import Scales
 from engram.reconstruct.engine_conv.problem import Problem, outside, pose, smooth_noise
 from engram.targets.convolutional import ConvNetwork
 
-PIXEL_RATE = 0.08
+PIXEL_RATE = 0.16
 """Adam's rate as a share of the pixels' spread."""
 SPAN = 5.0
 """Weight of the features' share outside the row space, against a stationarity that begins at 1."""

@@ -1,0 +1,47 @@
+"""The command line in tests: in this process by default, since starting another takes seconds, or in its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+
+import pytest
+
+from engram.cli.app import main
+
+ENGRAM = [sys.executable, "-c", "from engram.cli.app import main; main()"]
+WIDE = {"COLUMNS": "200"}
+
+
+def engram(*arguments: object, expect: int = 0) -> str:
+    """Run the command; return what it printed on standard output, or the error if one is expected."""
+    out, err = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["engram", *map(str, arguments)])
+        for name, value in WIDE.items():
+            patch.setenv(name, value)
+        code = _exit_code(main)
+    assert code == expect, err.getvalue() + out.getvalue()
+    return out.getvalue() if expect == 0 else err.getvalue()
+
+
+def engram_process(*arguments: object, expect: int = 0) -> str:
+    """The same in a process of its own."""
+    child = subprocess.run(
+        [*ENGRAM, *map(str, arguments)], capture_output=True, text=True, check=False, env={**os.environ, **WIDE}
+    )
+    assert child.returncode == expect, child.stderr + child.stdout
+    assert "Traceback" not in child.stderr
+    return child.stdout if expect == 0 else child.stderr
+
+
+def _exit_code(command: Callable[[], None]) -> int:
+    try:
+        command()
+    except SystemExit as left:
+        return int(left.code or 0)
+    return 0
