@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engram.reconstruct.engine.adam import adam, moments
+from engram.reconstruct.engine.adam import BETAS, adam, moments
 from engram.reconstruct.engine.metric import inverse_covariances
 from engram.reconstruct.engine.prior import SMOOTHING, total_variation
 from engram.reconstruct.engine.row_space import find_row_space, marchenko_pastur_quantile, noise_level
@@ -85,7 +85,7 @@ def test_adam_equals_torch_s() -> None:
     generator = torch.Generator().manual_seed(7)
     start = torch.randn(4, 3, generator=generator, dtype=torch.float64)
     state, parameter = {"x": start.clone(), **moments("x", start)}, start.clone().requires_grad_()
-    reference = torch.optim.Adam([parameter], lr=0.03, eps=1e-12)
+    reference = torch.optim.Adam([parameter], lr=0.03, betas=BETAS, eps=1e-12)
     for step in range(1, 6):
         parameter.grad = torch.randn(4, 3, generator=generator, dtype=torch.float64)
         adam(state, "x", parameter.grad, 0.03, step)
