@@ -10,7 +10,7 @@ import torch
 from engram.attacker import AttackerView
 from engram.loop import Budget, Snapshots, run
 from engram.reconstruct.engine.iteration import FIRST_PRIOR
-from engram.reconstruct.engine.schedule import Phase
+from engram.reconstruct.engine.schedule import CLASSES_PRIOR, PRIOR_GRID, Phase
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.reconstruct.engine.solver import Engine
 from engram.reconstruct.engines import engine_for
@@ -53,6 +53,12 @@ def test_with_several_classes_the_prior_falls_to_its_strength() -> None:
     assert strengths[-1] == 0.5
     assert strengths == sorted(strengths, reverse=True)
     assert {two._prior({}, phase) for phase in phases} == {0.5}
+
+
+def test_with_several_classes_there_are_no_trials() -> None:
+    several, two = (Engine(_view(task), EngineSettings()) for task in (Multiclass(3), Binary()))
+    assert (several.schedule.trials, two.schedule.trials) == (0, len(PRIOR_GRID))
+    assert several._prior({}, Phase(is_trial=False, index=0, step=500, length=500)) == CLASSES_PRIOR
 
 
 @pytest.mark.parametrize("stop", [5, 7, 30])

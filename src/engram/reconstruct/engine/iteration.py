@@ -23,7 +23,15 @@ from engram.reconstruct.engine.consensus import consensus
 from engram.reconstruct.engine.metric import Metric
 from engram.reconstruct.engine.objective import Objective
 from engram.reconstruct.engine.scales import Scales
-from engram.reconstruct.engine.schedule import LEFT_OUT, PRIOR_GRID, Phase, Schedule, choose_prior, make_schedule
+from engram.reconstruct.engine.schedule import (
+    CLASSES_PRIOR,
+    LEFT_OUT,
+    PRIOR_GRID,
+    Phase,
+    Schedule,
+    choose_prior,
+    make_schedule,
+)
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.targets.networks import N
 
@@ -86,7 +94,13 @@ class EngineIteration(ABC, Generic[N]):
 
     @cached_property
     def schedule(self) -> Schedule:
-        return make_schedule(self.settings, self.view.input_shape)
+        """Trials only where there is a prior to choose: images, one output, no strength given."""
+        given = self.settings.prior is not None
+        return make_schedule(self.settings, tries=self._has_prior and not given and self.view.task.outputs == 1)
+
+    @property
+    def _has_prior(self) -> bool:
+        return len(self.view.input_shape) == 3
 
     @property
     def total_steps(self) -> int:
@@ -163,12 +177,14 @@ class EngineIteration(ABC, Generic[N]):
         return {self.moved: moved, "duals": duals, **moments(self.moved, moved), **moments("duals", duals)}
 
     def _prior(self, state: State, phase: Phase) -> float:
-        if len(self.view.input_shape) != 3:
+        if not self._has_prior:
             return 0.0
-        falling = FIRST_PRIOR ** (1 - phase.step / phase.length) if self.view.task.outputs > 1 else 1.0
+        if self.view.task.outputs > 1:
+            strength = CLASSES_PRIOR if self.settings.prior is None else self.settings.prior
+            return strength * FIRST_PRIOR ** (1 - phase.step / phase.length)
         if self.settings.prior is not None:
-            return falling * self.settings.prior
-        return falling * (PRIOR_GRID[phase.index] if phase.is_trial else choose_prior(state["left_unexplained"]))
+            return self.settings.prior
+        return PRIOR_GRID[phase.index] if phase.is_trial else choose_prior(state["left_unexplained"])
 
     def _duals_move(self, phase: Phase) -> bool:
         """With several classes duals wait: while most margins are negative they would all fall to zero."""

@@ -15,6 +15,9 @@ from torch import Tensor
 from engram.reconstruct.engine.settings import EngineSettings
 
 PRIOR_GRID = (0.8, 1.6, 3.2, 6.4)
+CLASSES_PRIOR = 3.2
+"""With several classes there are no trials: those of 75 steps take the weakest prior, and only at 250, the length of
+a start, do they take this one."""
 TRIAL_SHARE = 0.25
 """Length of a trial as a share of a restart."""
 LEFT_OUT = 4
@@ -78,9 +81,9 @@ class Schedule:
         return max(0, step - self.trials * self.trial_steps) // self.steps
 
 
-def make_schedule(settings: EngineSettings, input_shape: tuple[int, ...]) -> Schedule:
-    """Trials only where there is a prior to choose: images, and none given."""
-    trials = len(PRIOR_GRID) if settings.prior is None and len(input_shape) == 3 else 0
+def make_schedule(settings: EngineSettings, *, tries: bool) -> Schedule:
+    """With trials of the prior's strengths, or without."""
+    trials = len(PRIOR_GRID) if tries else 0
     trial_steps = max(1, round(TRIAL_SHARE * settings.steps))
     return Schedule(trials, trial_steps, settings.restarts, settings.steps)
 
