@@ -181,7 +181,7 @@ class EngineIteration(ABC, Generic[N]):
             return 0.0
         if self.view.task.outputs > 1:
             strength = CLASSES_PRIOR if self.settings.prior is None else self.settings.prior
-            return strength * FIRST_PRIOR ** (1 - phase.step / phase.length)
+            return strength * math.pow(FIRST_PRIOR, 1 - phase.step / phase.length)
         if self.settings.prior is not None:
             return self.settings.prior
         return PRIOR_GRID[phase.index] if phase.is_trial else choose_prior(state["left_unexplained"])

@@ -16,8 +16,8 @@ from engram.reconstruct.engine.settings import EngineSettings
 
 PRIOR_GRID = (0.8, 1.6, 3.2, 6.4)
 CLASSES_PRIOR = 3.2
-"""With several classes there are no trials: those of 75 steps take the weakest prior, and only at 250, the length of
-a start, do they take this one."""
+"""With several classes there are no trials: those of 75 steps take the weakest prior, and only at 250, the length
+of a start, do they take this one."""
 TRIAL_SHARE = 0.25
 """Length of a trial as a share of a restart."""
 LEFT_OUT = 4
