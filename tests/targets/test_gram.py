@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from engram.errors import ConfigError
 from engram.loop import Budget, run
 from engram.targets.descent import GradientDescent
 from engram.targets.gram import GramDescent
@@ -29,9 +31,10 @@ PLAIN_AND_BATCH: tuple[type[GradientDescent[DenseNetwork]], ...] = (GradientDesc
         Recipe(lr=0.3, dtype="float64"),
         Recipe(lr=0.3, batch=3, dtype="float64"),
         Recipe(lr=0.3, weight_decay=0.05, dtype="float64"),
+        Recipe(lr=0.3, weight_decay=0.05, forget=7, dtype="float64"),
         ALL,
     ],
-    ids=["full", "batches", "decay", "all"],
+    ids=["full", "batches", "decay", "forget", "all"],
 )
 def test_equals_plain_descent(recipe: Recipe, bias: BiasPolicy) -> None:
     _compare(recipe, bias, Binary())
@@ -60,6 +63,36 @@ def test_a_single_layer_is_learnt_by_batches_too() -> None:
         run(kind(start, Binary(), recipe, inputs, labels), Budget(steps=5)).state for kind in PLAIN_AND_BATCH
     ]
     torch.testing.assert_close(states[1]["layers.0.weight"], states[0]["layers.0.weight"], rtol=0, atol=1e-12)
+
+
+def test_what_is_forgotten_is_what_decay_has_left_of_the_start() -> None:
+    """Without forces, inputs zero and no biases, nothing else is there."""
+    start = cases.network(15, 8, 6, 1, bias="none")
+    recipe = Recipe(lr=0.3, weight_decay=0.05, forget=7, dtype="float64")
+    inputs, labels = torch.zeros(10, 15, dtype=torch.float64), torch.arange(10) % 2
+    descent = GradientDescent(start, Binary(), recipe, inputs, labels)
+    before, after = (run(descent, Budget(steps=steps)).state for steps in (6, 7))
+    for name, value in start.params.items():
+        torch.testing.assert_close(before[name], value * (1 - 0.3 * 0.05) ** 6)
+        torch.testing.assert_close(after[name], torch.zeros_like(value), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"forget": 5}, "needs weight_decay"),
+        ({"forget": 10**7, "weight_decay": 0.1}, "between 0 and the epochs"),
+        ({"forget": 5, "weight_decay": 0.1, "batch": 3}, "full batches at a constant rate"),
+    ],
+)
+def test_forgetting_needs_decay_and_plain_epochs(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Recipe(**wrong)
+
+
+def test_an_option_that_is_not_used_leaves_keys_as_they_were() -> None:
+    assert "forget" not in Recipe(weight_decay=0.1).settings()
+    assert Recipe(weight_decay=0.1, forget=5).settings()["forget"] == 5
 
 
 def test_training_takes_the_form_that_is_cheapest() -> None:

@@ -106,6 +106,10 @@ def train(
         float | None,
         typer.Option("--normalise-below", help="Below this loss, scale the rate by 1/loss (a short cut in time)."),
     ] = None,
+    forget: Annotated[
+        int | None,
+        typer.Option("--forget", help="With --weight-decay: drop what is left of the start after so many epochs."),
+    ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="float32 or float64.")] = "float32",
     seed: Annotated[int, typer.Option("--seed", help="Seed of initialisation and batches.")] = 0,
     device: Device = "cpu",

@@ -27,6 +27,7 @@ RECIPE_OPTIONS = (
     "batch",
     "weight_decay",
     "normalise_below",
+    "forget",
     "dtype",
     "seed",
 )

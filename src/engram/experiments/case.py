@@ -52,7 +52,8 @@ class Case:
         """What is to be computed; its key names preset, attack and scale, and digests all that decides."""
         target = plan(self.preset, setting.scale, seed=setting.seed)
         attack = plan_attack(self.attack or setting.recipe, target, setting.scale, seed=setting.seed)
-        decisive = [asdict(replace(target, cuts=())), asdict(replace(attack, cuts=())), CASE_VERSION]
+        trained = {**asdict(replace(target, cuts=())), "recipe": target.recipe.settings()}
+        decisive = [trained, asdict(replace(attack, cuts=())), CASE_VERSION]
         digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
         return Order(
             key=f"{self.preset}.{attack.name}.{setting.scale}-{digest[:10]}",

@@ -98,6 +98,8 @@ def cuts(full: Plan, small: Plan) -> tuple[str, ...]:
         rates = [f" at rate {small.recipe.lr:g}", f" at {full.recipe.lr:g}"]
         rate, full_rate = rates if small.recipe.lr != full.recipe.lr else ("", "")
         said.append(f"{small.recipe.epochs:,} epochs{rate} instead of {full.recipe.epochs:,}{full_rate}")
+    if small.recipe.forget is not None:
+        said.append(f"what is left of the initialisation dropped after {small.recipe.forget:,} epochs")
     return tuple(said)
 
 

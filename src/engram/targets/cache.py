@@ -33,7 +33,7 @@ def cache_root() -> Path:
 
 def content_key(spec: MLPSpec | ConvSpec, recipe: Recipe, task: Task, choice: DataChoice, data: Split) -> str:
     """SHA-256 of network, recipe, task, choice and content of the data, and version of the training code."""
-    settings = [asdict(spec), asdict(recipe), task.name, asdict(choice), TRAINING_VERSION]
+    settings = [asdict(spec), recipe.settings(), task.name, asdict(choice), TRAINING_VERSION]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for images in (data.train, data.held_out):
         digest.update(images.images.contiguous().numpy().tobytes())

@@ -43,6 +43,8 @@ class GradientDescent(Generic[N]):
         generator = torch.Generator().manual_seed(self.recipe.seed)
         point = self.coordinates()
         watched = {} if self.recipe.gradient_threshold is None else drift.begin(point)
+        if self.recipe.forget is not None:
+            watched["_epoch"] = torch.tensor(0)
         return {**point, **watched, "_shuffle": generator.get_state()}
 
     def step(self, state: State) -> Metrics:
@@ -53,11 +55,20 @@ class GradientDescent(Generic[N]):
             hits.append(correct)
             if self.recipe.gradient_threshold is not None:
                 drift.record(state, self._rate(loss), 1, self.layer_squares)
+        if self.recipe.forget is not None:
+            state["_epoch"] += 1
+            if int(state["_epoch"]) == self.recipe.forget:
+                self.forget(state, (1 - self.recipe.lr * self.recipe.weight_decay) ** self.recipe.forget)
         metrics = {
             "loss": torch.stack(losses).sum() / len(self.inputs),
             "accuracy": torch.cat(hits).double().mean(),
         }
         return {**metrics, "gradient": state["_drift"]} if "_drift" in state else metrics
+
+    def forget(self, state: State, kept: float) -> None:
+        """Take away the share `kept` of the initialisation that is left in every parameter."""
+        for name, value in self.start.params.items():
+            state[name].sub_(value, alpha=kept)
 
     def finished(self, metrics: Values) -> bool:
         return self.recipe.is_reached(metrics)

@@ -43,6 +43,12 @@ class GramDescent(GradientDescent[DenseNetwork]):
         upper = {name: value for name, value in super().coordinates().items() if name in self._upper_names}
         return {"spent": torch.zeros_like(self.first), "kept": torch.ones_like(self.first[0, 0]), **upper}
 
+    def forget(self, state: State, kept: float) -> None:
+        """In the first layer it is a coordinate of its own."""
+        state["kept"].zero_()
+        for name in self._upper_names:
+            state[name].sub_(self.start.params[name], alpha=kept)
+
     @property
     def names(self) -> list[str]:
         return ["spent", "kept", *self._upper_names]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import torch
 
@@ -42,6 +42,8 @@ class Recipe:
     `weight_decay` w adds w theta to the gradient, i.e. (w/2) ||theta||² to the loss.
     `flow` goes on along the gradient flow by large steps of adapted size once the loss is low enough
     (`targets/flow.py`); an epoch is then an evaluation of the gradient.
+    `forget` takes away after so many epochs what weight decay has left of the initialisation, (1 - lr w)^t
+    theta(0), which would else fade over many more; the epochs after it settle what has been learnt.
     Training stops early when the loss is below `loss_threshold`, or the norm of the mean gradient of all that is
     minimised, weight decay included, below `gradient_threshold` (`targets/drift.py`).
     """
@@ -53,6 +55,7 @@ class Recipe:
     batch: int | None = None
     weight_decay: float = 0.0
     normalise_below: float | None = None
+    forget: int | None = None
     flow: Flow | None = None
     dtype: DTypeName = "float32"
     seed: int = 0
@@ -76,6 +79,16 @@ class Recipe:
             "must be left out with flow, another way to the same",
             self.normalise_below,
         )
+
+        if self.forget is not None:
+            require(0 < self.forget < self.epochs, "forget", "must lie between 0 and the epochs", self.forget)
+            require(self.weight_decay > 0, "forget", "needs weight_decay, which it shortens", self.forget)
+            plain = self.batch is None and self.normalise_below is None and self.flow is None
+            require(plain, "forget", "goes with full batches at a constant rate", self.forget)
+
+    def settings(self) -> dict[str, Any]:
+        """Fields by name, for keys of what is cached; `forget`, which came later, only where it is used."""
+        return {name: value for name, value in asdict(self).items() if name != "forget" or value is not None}
 
     def is_reached(self, metrics: Values) -> bool:
         """Whether the loss or the gradient is as small as wanted."""
