@@ -58,8 +58,8 @@ _STANDARD = {"first_layer_std": None}
 DECAYS = ("1e-5", "2e-5", "5e-5", "1e-4", "3e-4", "7e-4", "1e-3", "3e-3", "8e-3", "2e-2", "4e-2", "1e-1")
 KERNELS, CHANNELS = (3, 8, 16, 32), (8, 16, 32, 64)
 
-# Twice the decay takes the initialisation away in half the epochs, and a tenth of it is left to forget. At a rate of
-# 0.1 l2.5 diverges after 9,400 epochs.
+# Twice the decay takes the initialisation away in half the epochs, and a tenth of it is left to forget. At a rate
+# of 0.1 l2.5 diverges after 9,400 epochs.
 _QUICK_LOSSES: dict[str, dict[str, Changes]] = {
     kind: {
         "recipe": {"lr": lr, "epochs": round(1800 / lr), "forget": round(1500 / lr), "weight_decay": 1.5e-3},
