@@ -27,6 +27,7 @@ from engram.reconstruct.published.settings import KNOWN_SETTINGS, Haim2022, defa
 from engram.runs import RunDirectory, read_settings
 from engram.targets.convolutional import ConvNetwork
 from engram.targets.networks import DenseNetwork, Network
+from engram.targets.spec import ConvSpec
 from engram.task import own_classes, task_named
 
 AttackName = Literal["engine", "haim2022", "inversion", "weights", "circle"]
@@ -35,6 +36,8 @@ RECIPES: tuple[AttackName, ...] = get_args(AttackName)[:2]
 SMOKE_STEPS = 20
 MANY_CLASSES = 2
 """Times the seconds of a binary target; see `engine_seconds`."""
+CONVOLUTIONS = 30.0
+"""Seconds for a network with convolutions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +85,11 @@ def engine_seconds(target: Plan) -> float:
     """Seconds for the engine on a small machine.
 
     Several classes write about as many directions into the first layer as there are images, whatever n, so a step
-    takes longer.
+    takes longer; the few candidates of the small convolutional targets have come to rest after half a minute.
     """
     n = target.data.n
+    if isinstance(target.network, ConvSpec):
+        return CONVOLUTIONS
     seconds = 60.0 if n <= 100 else 90.0 if n <= 300 else 120.0
     return MANY_CLASSES * seconds if own_classes(target.task) else seconds
 
