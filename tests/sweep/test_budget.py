@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks import search_100
 
 from engram.errors import ConfigError, EngramError
+from engram.experiments.results import markdown
+from engram.experiments.searched import read_search
 from engram.sweep.budget import USED, plan_steps, with_steps
 from engram.sweep.executors import Job
 from engram.sweep.executors.in_process import InProcess
@@ -86,18 +89,28 @@ def test_the_search_against_the_engine_runs_unattended_and_goes_on(
         "--minutes",
         "0.01",
         "--out",
-        str(tmp_path / "run"),
+        str(tmp_path / "search"),
     ]
     search_100.main(command)
     printed = capsys.readouterr().out
     assert "steps a trial instead of 50,000" in printed
-    found = json.loads((tmp_path / "run" / "search.json").read_text())
+    found = json.loads((tmp_path / "search" / "search.json").read_text())
     assert found["search"]["counts_of_trials"]["asked"] == 3
     for part in (found["search"]["pooled"], found["search"]["best_trial_judged_blind"], found["engine"]):
         assert {"train", "held_out", "excess", "noise"} <= part["counts"]["ncc>0.8"].keys()
     assert found["sentence"] in printed
-    assert "engram sweep</p>" in (tmp_path / "run" / "search" / "sweep.html").read_text()
+    assert "engram sweep</p>" in (tmp_path / "search" / "search" / "sweep.html").read_text()
     search_100.main(command)
-    again = json.loads((tmp_path / "run" / "search.json").read_text())
+    again = json.loads((tmp_path / "search" / "search.json").read_text())
     assert again["step_plan"] == found["step_plan"]
     assert again["search"]["pooled"] == found["search"]["pooled"]
+    result = read_search(tmp_path)
+    assert result is not None
+    said = markdown([], None, result)
+    assert "| published scheme, 3 runs pooled | " in said
+    assert f"| engine, one run | {_good(found['engine'])} | " in said
+
+
+def _good(part: dict[str, Any]) -> str:
+    counted = part["counts"]["ssim>0.4"]
+    return f"{counted['train']} ({counted['held_out']})"

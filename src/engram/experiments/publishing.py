@@ -10,6 +10,7 @@ from engram.experiments.catalogue import CATALOGUE
 from engram.experiments.chapters import Record, chapter
 from engram.experiments.results import beside, markdown
 from engram.experiments.runner import read_records
+from engram.experiments.searched import read_search
 from engram.experiments.trends import trends_table
 from engram.report.html.papers import Exhibit, render_papers
 
@@ -24,7 +25,7 @@ def publish(home: Path, markdown_path: Path | None = None) -> tuple[Path, Path]:
         exhibits = [_exhibit(record, home / "figures") for record in records]
         lead = f"{len(records)} figures and tables, scale {records[0]['scale']}; each beside what the paper says."
         html = render_papers("The papers' figures and tables", lead, beside(records), table, exhibits)
-        said = markdown(records, table)
+        said = markdown(records, table, read_search(home))
     except (KeyError, TypeError, OSError) as error:
         raise CheckpointError(
             f"{home} holds a damaged experiment ({type(error).__name__}: {error}); run it again, "

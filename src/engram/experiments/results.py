@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 from engram.experiments.chapters import Record, accuracy_remark, chapter
 from engram.experiments.experiment import AS_PUBLISHED
+from engram.experiments.searched import SEARCH_COMMAND, search_notes, search_table
 from engram.report.html import Cell, Table
 
 
-def markdown(records: Sequence[Record], trends: Table | None) -> str:
-    """The whole of docs/results.md."""
+def markdown(records: Sequence[Record], trends: Table | None, search: dict[str, Any] | None = None) -> str:
+    """The whole of docs/results.md; `search` is what `searched.read_search` found."""
     parts = ["# Results", _preamble(records), "## Beside the papers", _bullets(beside(records))]
     if trends is not None:
         parts += ["## Published trends", _markdown_table(trends)]
@@ -20,6 +22,9 @@ def markdown(records: Sequence[Record], trends: Table | None) -> str:
         parts += [_markdown_table(table) for table in one.tables]
         if one.notes:
             parts.append(_bullets(one.notes))
+    if search is not None:
+        parts += ["## The papers' search", f"`{SEARCH_COMMAND}`"]
+        parts += [_markdown_table(search_table(search)), _bullets(search_notes(search))]
     return "\n\n".join(parts) + "\n"
 
 
