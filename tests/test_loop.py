@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -83,6 +83,15 @@ def test_divergence_leaves_the_last_finite_snapshot(tmp_path: Path) -> None:
     progress, state = snapshots.load(repr(Halving(factor=1e200)))
     assert progress.step == 1
     assert float(state["x"]) == 1e200
+
+
+def test_seconds_are_those_of_all_processes(tmp_path: Path) -> None:
+    snapshots = Snapshots(path=tmp_path / "s")
+    first = run(Halving(), Budget(steps=3), snapshots=snapshots)
+    progress, state = snapshots.load(repr(Halving()))
+    assert progress.seconds == first.seconds > 0
+    snapshots.save(replace(progress, seconds=1000.0), state)
+    assert run(Halving(), Budget(steps=5), snapshots=snapshots, resume=True).seconds > 1000
 
 
 def test_observers_see_every_step() -> None:

@@ -77,7 +77,7 @@ class Budget:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """The outcome: last state, why it stopped, steps done in all and seconds spent in this process."""
+    """The outcome: last state, why it stopped, steps done and seconds spent, both by all processes of the run."""
 
     state: State
     reason: StopReason
@@ -101,6 +101,7 @@ class Progress:
     step: int = 0
     loss: float = math.inf
     finished: bool = False
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +149,7 @@ def run(
     else:
         state = iteration.init()
     reason = StopReason.FINISHED if progress.finished else StopReason.STEP_LIMIT
+    earlier = progress.seconds
     while progress.step < budget.steps and not progress.finished:
         metrics = iteration.step(state)
         values = {name: float(value) for name, value in metrics.items()}
@@ -165,15 +167,15 @@ def run(
             reason = StopReason.TIME_LIMIT
             break
         elif snapshots and now - saved_at >= snapshots.every_seconds and _is_finite(state):
-            snapshots.save(progress, state)
+            snapshots.save(replace(progress, seconds=earlier + now - started), state)
             saved_at = now
-    seconds = time.monotonic() - started
+    seconds = earlier + time.monotonic() - started
     if reason is StopReason.DIVERGED or not _is_finite(state):
         # The snapshot on disk stays the last finite one.
         message = f"diverged at step {progress.step + 1:,}; {iteration.hint()}"
         return Solution(state, StopReason.DIVERGED, progress.step + 1, seconds, math.nan, message)
     if snapshots:
-        snapshots.save(progress, state)
+        snapshots.save(replace(progress, seconds=seconds), state)
     message = f"{reason.value} after {progress.step:,} steps, loss {progress.loss:.3g}"
     return Solution(state, reason, progress.step, seconds, progress.loss, message)
 

@@ -16,9 +16,8 @@ from engram.data.sampling import Split
 from engram.errors import ConfigError, require
 from engram.pipeline import compare
 from engram.reconstruct.candidates import Reconstruction
-from engram.reconstruct.engine.budget import fit_to_budget
 from engram.reconstruct.engine.settings import EngineSettings
-from engram.reconstruct.engine.solver import Engine
+from engram.reconstruct.engines import engine_for
 from engram.reconstruct.published.scheme import Haim2022, PublishedScheme
 from engram.reconstruct.published.settings import KNOWN_SETTINGS
 from engram.report.race import RaceLine, RacePanel, race_figure
@@ -133,7 +132,7 @@ def run_race(
         )
     judge = _judge(data)
     started = time.perf_counter()
-    planned = fit_to_budget(Engine(view, EngineSettings()), settings.budget_seconds)
+    planned = engine_for(view, EngineSettings(), settings.budget_seconds)
     planning = time.perf_counter() - started
     engine = trace(
         planned,

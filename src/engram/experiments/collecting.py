@@ -92,5 +92,5 @@ def expected_seconds(order: Order) -> float:
     n, epochs = order.target.data.n, order.target.recipe.epochs
     if order.attack.name in ("inversion", "weights"):  # of targets that other cases have trained
         return engine_seconds(order.target) if order.attack.name == "inversion" else 5.0
-    training = 0.6 * n if order.target.recipe.flow is not None else min(epochs, 10_000) * (5e-3 + 7e-5 * n)
+    training = 0.6 * n if order.target.recipe.flow is not None else min(epochs, 36_000) * (5e-3 + 7e-5 * n)
     return training + engine_seconds(order.target)
