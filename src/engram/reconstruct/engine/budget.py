@@ -12,7 +12,9 @@ from engram.reconstruct.engine.settings import EngineSettings
 E = TypeVar("E", bound=EngineIteration[Any])
 
 USED = 0.8
-"""Share of the budget that is planned; the rest is for scoring, files and a machine that others use too."""
+"""Share of a budget that is planned at least; the rest is for scoring, files and a machine that others use too."""
+LARGE_USED, KEPT_BACK = 0.95, 12.0
+"""Of a large one so much but for some seconds, since what the rest is for hardly grows with it."""
 FEWEST_STEPS, MOST_STEPS = 40, 1000
 WARM_UP, MEASURED = 2, 4
 
@@ -25,8 +27,17 @@ def fit_to_budget(engine: E, seconds: float) -> E:
     """
     schedule, settings = engine.schedule, engine.settings
     trials = schedule.trials * schedule.trial_steps / schedule.steps
-    affordable = int(USED * seconds / seconds_per_step(engine))
+    affordable = int(planned_seconds(seconds) / seconds_per_step(engine))
     return replace(engine, settings=plan(settings, trials, affordable))
+
+
+def planned_seconds(budget: float) -> float:
+    """What is planned of a budget in seconds.
+
+    >>> planned_seconds(60), planned_seconds(240)
+    (48.0, 216.0)
+    """
+    return max(USED * budget, LARGE_USED * budget - KEPT_BACK)
 
 
 def seconds_per_step(engine: EngineIteration[Any]) -> float:

@@ -94,9 +94,14 @@ class EngineIteration(ABC, Generic[N]):
 
     @cached_property
     def schedule(self) -> Schedule:
-        """Trials only where there is a prior to choose: images, one output, no strength given."""
+        """Trials only where there is a prior to choose: images, two classes, no strength given."""
         given = self.settings.prior is not None
-        return make_schedule(self.settings, tries=self._has_prior and not given and self.view.task.outputs == 1)
+        return make_schedule(self.settings, tries=self._has_prior and not given and not self.several_classes)
+
+    @property
+    def several_classes(self) -> bool:
+        """More than two, so that a sample has several constraints."""
+        return self.view.task.label_count > 2
 
     @property
     def _has_prior(self) -> bool:
@@ -179,7 +184,7 @@ class EngineIteration(ABC, Generic[N]):
     def _prior(self, state: State, phase: Phase) -> float:
         if not self._has_prior:
             return 0.0
-        if self.view.task.outputs > 1:
+        if self.several_classes:
             strength = CLASSES_PRIOR if self.settings.prior is None else self.settings.prior
             return strength * math.pow(FIRST_PRIOR, 1 - phase.step / phase.length)
         if self.settings.prior is not None:
@@ -188,7 +193,7 @@ class EngineIteration(ABC, Generic[N]):
 
     def _duals_move(self, phase: Phase) -> bool:
         """With several classes duals wait: while most margins are negative they would all fall to zero."""
-        return self.view.task.outputs == 1 or phase.step >= HELD_DUALS * phase.length
+        return not self.several_classes or phase.step >= HELD_DUALS * phase.length
 
     def _keep(self, state: State, phase: Phase) -> None:
         """The end of a start: a trial is judged by the neurons that were left out, a restart goes to the pool."""

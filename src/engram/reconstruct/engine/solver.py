@@ -25,7 +25,7 @@ from engram.reconstruct.engine.scales import Scales, derive_scales
 from engram.targets.networks import DenseNetwork
 
 LATENT_RATE, CLASSES_RATE = 0.15, 0.3
-"""Adam's rate as a share of the latents' own spread, with one output and with several; see docs/engine-log.md."""
+"""Adam's rate as a share of the latents' own spread, with two classes and with more; see docs/engine-log.md."""
 REFRESH = 4
 """Steps between exact gradients; see `frozen`."""
 
@@ -51,7 +51,7 @@ class Engine(EngineIteration[DenseNetwork]):
 
     @property
     def rate(self) -> Tensor:
-        share = LATENT_RATE if self.view.task.outputs == 1 else CLASSES_RATE
+        share = CLASSES_RATE if self.several_classes else LATENT_RATE
         return share * self.spread.to(self.settings.torch_dtype)
 
     @cached_property
