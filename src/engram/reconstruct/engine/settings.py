@@ -16,7 +16,8 @@ class EngineSettings:
 
     `steps` for each of `restarts` independent starts; all their candidates are pooled. `prior` is the strength of
     total variation, 0 for none; None tries `PRIOR_GRID` on short starts first and takes what predicts neurons that
-    were left out best (more than two classes: `CLASSES_PRIOR`, to which the strength falls over a start). `ridge` and `margin_*` are the metric's and the margin's, see their modules.
+    were left out best (more than two classes: `CLASSES_PRIOR`, to which the strength falls over a start).
+    `ridge` and `margin_*` are the metric's and the margin's, see their modules.
     `memory` bounds in bytes what grows with neurons times candidates or directions, half for the metric, half for
     everything else: beyond it neurons share metrics and candidates come in chunks.
     """
