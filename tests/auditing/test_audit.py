@@ -168,7 +168,7 @@ def test_several_classes_are_audited_too() -> None:
     assert record.comparison.membership is not None
     assert len(record.comparison.membership.tests) == 4
     read = json.loads(json.dumps(record.to_json(), allow_nan=False))
-    assert read["model"]["task"] == "multiclass"
+    assert read["model"]["task"] == "multiclass:pairs", "as the attack reads it"
     assert read["comparison"]["risks"][0]["margin"] is None
     assert "Which records leak" in record.to_html()
 

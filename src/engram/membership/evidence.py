@@ -100,7 +100,7 @@ def _pooled_duals(view: AttackerView, inputs: Tensor, labels: Tensor) -> Tensor:
     """Duals of records and held-out ones in one fit, so that each kind has the same chance of a large one."""
     network = view.network.to(dtype=torch.float64)
     ones = torch.ones(len(inputs), dtype=torch.float64)
-    done = run_pass(network, inputs, lambda logits: view.task.output_weights(labels, ones, logits), STEP)
+    done = run_pass(network, inputs, lambda logits: view.task.sides(labels, ones, logits), STEP)
     return best_duals(network, done, 0)
 
 

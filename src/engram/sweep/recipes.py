@@ -12,7 +12,7 @@ from engram.attacker import AttackerView
 from engram.errors import ConfigError, require
 from engram.reconstruct.attack import Attack
 from engram.reconstruct.engine.settings import EngineSettings
-from engram.reconstruct.engine.solver import Engine
+from engram.reconstruct.engines import engine_for
 from engram.reconstruct.published.scheme import Haim2022, PublishedScheme
 
 
@@ -44,7 +44,7 @@ class Recipe:
 
 RECIPES: Mapping[str, Recipe] = {
     "haim2022": Recipe(Haim2022, PublishedScheme),
-    "engine": Recipe(EngineSettings, Engine),
+    "engine": Recipe(EngineSettings, engine_for),
 }
 
 
