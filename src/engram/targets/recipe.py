@@ -79,7 +79,6 @@ class Recipe:
             "must be left out with flow, another way to the same",
             self.normalise_below,
         )
-
         if self.forget is not None:
             require(0 < self.forget < self.epochs, "forget", "must lie between 0 and the epochs", self.forget)
             require(self.weight_decay > 0, "forget", "needs weight_decay, which it shortens", self.forget)
