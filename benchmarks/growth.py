@@ -26,7 +26,7 @@ from benchmarks.growth_figure import figure
 from engram import files
 from engram.bench.machine import busy_note, machine
 from engram.reconstruct.engine.scales import candidates_for
-from engram.reconstruct.engine.schedule import PRIOR_GRID, TRIAL_SHARE
+from engram.reconstruct.engine.schedule import PRIOR_GRID, trial_length
 from engram.reconstruct.engine.settings import EngineSettings
 
 SCHEMA_VERSION = 1
@@ -111,7 +111,7 @@ def elsewhere(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     Batches come one after the other, so training is not divided.
     """
     settings = EngineSettings()
-    steps = settings.steps * (TRIAL_SHARE * len(PRIOR_GRID) + settings.restarts)
+    steps = len(PRIOR_GRID) * trial_length(settings.steps) + settings.restarts * settings.steps
     estimates = []
     for row in rows:
         name = {"kind": row["kind"], "n": row["n"], "width": row["width"]}
@@ -124,8 +124,9 @@ def elsewhere(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             gpu = (row["flops_a_step"] + row["flops_a_metric"] / settings.metric_every) / GPU_FLOPS
             hours = {"here": steps * each / 3600, "gpu": steps * gpu / 3600}
             for workers in WORKERS:
-                rounds = TRIAL_SHARE * -(-len(PRIOR_GRID) // workers) + -(-settings.restarts // workers)
-                hours[f"workers_{workers}"] = settings.steps * rounds * each / 3600
+                trials, starts = (-(-count // workers) for count in (len(PRIOR_GRID), settings.restarts))
+                longest = trials * trial_length(settings.steps) + starts * settings.steps
+                hours[f"workers_{workers}"] = longest * each / 3600
             estimates.append({**name, "steps": steps, "hours": hours})
     return estimates
 

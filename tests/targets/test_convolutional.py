@@ -16,13 +16,14 @@ from engram.reconstruct.published.objective import residuals
 from engram.reconstruct.published.relu import smoothed_relu
 from engram.reconstruct.published.scheme import Buzaglo2023, PublishedScheme
 from engram.targets.architecture import Architecture
+from engram.targets.conv_descent import ConvDescent
 from engram.targets.convolutional import ConvNetwork
 from engram.targets.descent import GradientDescent
 from engram.targets.layers import parse_layers
 from engram.targets.networks import DenseNetwork
 from engram.targets.recipe import Recipe
 from engram.targets.spec import BiasPolicy, ConvSpec
-from engram.targets.train import train
+from engram.targets.train import make_descent, train
 from engram.task import Binary, Multiclass, MulticlassPairs, Regression, Task
 from tests import cases
 
@@ -139,11 +140,46 @@ def test_training_separates_and_resumes_bit_identical(tmp_path: Path) -> None:
     assert Binary().correct(network(inputs.float()), labels).all()
     snapshots = Snapshots(path=tmp_path / "snapshot")
     start = spec.initialise(torch.Generator().manual_seed(0), torch.float32)
-    descent = GradientDescent(start, Binary(), recipe, inputs.float(), labels)
+    descent = make_descent(start, Binary(), recipe, inputs.float(), labels)
     run(descent, Budget(steps=90), snapshots=snapshots)
     again = run(descent, Budget(steps=200), snapshots=snapshots, resume=True)
     assert all(torch.equal(again.state[name], value) for name, value in solution.state.items())
     assert network.name == "2x7x6-conv3x4-20-1"
+
+
+@pytest.mark.parametrize("task", cases.TASKS, ids=lambda task: f"{task.name}-{task.outputs}")
+@pytest.mark.parametrize("bias", ["first", "all", "none"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(lr=0.05, weight_decay=0.05, forget=7, dtype="float64"),
+        Recipe(lr=0.05, weight_decay=0.05, batch=4, normalise_below=0.5, dtype="float64"),
+    ],
+    ids=["forget", "batches"],
+)
+def test_descent_without_the_head_s_gradient_equals_plain_descent(
+    recipe: Recipe, bias: BiasPolicy, task: Task
+) -> None:
+    inputs, labels = cases.points(10, 84)
+    start = conv_network(DEEP.format(task.outputs), bias=bias)
+    quick, plain = (
+        run(kind(start, task, recipe, inputs, labels % task.label_count), Budget(steps=20))
+        for kind in (ConvDescent, GradientDescent[ConvNetwork])
+    )
+    assert isinstance(make_descent(start, task, recipe, inputs, labels), ConvDescent)
+    assert quick.loss == pytest.approx(plain.loss, rel=1e-10)
+    for name, value in start.params.items():
+        torch.testing.assert_close(quick.state[name], plain.state[name], rtol=0, atol=1e-10)
+        assert (quick.state[name] - value).abs().max() > 1e-6
+
+
+def test_networks_without_a_head_are_trained_plainly() -> None:
+    inputs, labels = cases.points(10, 84)
+    network = conv_network("conv3x4 relu flatten 5 1")
+    descent = make_descent(network, Binary(), Recipe(dtype="float64"), inputs, labels)
+    assert type(descent) is GradientDescent
+    before, after = (run(descent, Budget(steps=steps)).loss for steps in (1, 30))
+    assert after < before
 
 
 @pytest.mark.parametrize(

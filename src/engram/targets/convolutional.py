@@ -37,16 +37,25 @@ class ConvNetwork(Network):
 
     @cached_property
     def head(self) -> DenseNetwork:
-        """The fully-connected layers, which read the features; an error unless a ReLU lies between any two."""
-        upper = self.architecture.layers[self._first_dense :]
-        alternate = all(isinstance(layer, ReLU if place % 2 else Dense) for place, layer in enumerate(upper))
-        if not alternate:
+        """The fully-connected layers, which read the features; an error unless `has_head`."""
+        if not self.has_head:
+            upper = self.architecture.layers[self._first_dense :]
             raise ConfigError(
                 f"{self.name} has no fully-connected part of the form 'width relu width': "
                 f"{' '.join(map(str, upper))}; use `engram reconstruct --recipe buzaglo2023`, which reads them"
             )
-        lower = len(self.weights) - (len(upper) + 1) // 2
-        return DenseNetwork(self.weights[lower:], self.biases[lower:])
+        return DenseNetwork(self.weights[self._lower :], self.biases[self._lower :])
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a ReLU lies between any two of the fully-connected layers."""
+        upper = self.architecture.layers[self._first_dense :]
+        return all(isinstance(layer, ReLU if place % 2 else Dense) for place, layer in enumerate(upper))
+
+    @property
+    def lower_names(self) -> list[str]:
+        """The names of the parameters below the first fully-connected layer."""
+        return [name for names in self.layer_names[: self._lower] for name in names]
 
     @property
     def dense_equivalent(self) -> DenseNetwork | None:
@@ -69,6 +78,11 @@ class ConvNetwork(Network):
     @property
     def _first_dense(self) -> int:
         return next(place for place, layer in enumerate(self.architecture.layers) if isinstance(layer, Dense))
+
+    @property
+    def _lower(self) -> int:
+        """How many layers with weights lie below the first fully-connected one."""
+        return sum(isinstance(layer, Conv) for layer in self.architecture.layers[: self._first_dense])
 
     def _through(self, layers: Sequence[Layer], inputs: Tensor, activation: Activation) -> Tensor:
         hidden = inputs.reshape(len(inputs), *self.architecture.input_shape)

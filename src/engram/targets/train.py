@@ -11,6 +11,8 @@ from torch import Tensor
 
 from engram.errors import require
 from engram.loop import Budget, Observer, Snapshots, Solution, run
+from engram.targets.conv_descent import ConvDescent
+from engram.targets.convolutional import ConvNetwork
 from engram.targets.descent import GradientDescent
 from engram.targets.flow import FlowDescent
 from engram.targets.gram import GramDescent
@@ -78,6 +80,8 @@ def train(
 
 def make_descent(start: N, task: Task, recipe: Recipe, inputs: Tensor, labels: Tensor) -> GradientDescent[N]:
     """The Gram form costs n² where plain descent costs n d, and is the same trajectory; it needs a dense layer."""
+    if isinstance(start, ConvNetwork) and start.has_head:
+        return cast("GradientDescent[N]", ConvDescent(start, task, recipe, inputs, labels))
     if not isinstance(start, DenseNetwork) or (recipe.batch is None and len(inputs) >= inputs.shape[1]):
         return GradientDescent(start, task, recipe, inputs, labels)
     kind = GramDescent if len(inputs) < inputs.shape[1] else BatchDescent

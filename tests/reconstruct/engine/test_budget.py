@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engram.reconstruct.engine.budget import FEWEST_STEPS, MOST_STEPS, fit_to_budget, plan
+from engram.reconstruct.engine.schedule import PRIOR_GRID, make_schedule
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.reconstruct.engine.solver import Engine
 from tests import cases
@@ -12,15 +13,15 @@ from tests import cases
 
 @pytest.mark.parametrize("affordable", [10, 500, 1000, 2500, 5000, 40_000])
 def test_plans_stay_within_what_is_affordable(affordable: int) -> None:
-    settings = plan(EngineSettings(), 1.0, affordable)
+    settings = plan(EngineSettings(), len(PRIOR_GRID), affordable)
     assert settings.restarts >= 2
     assert FEWEST_STEPS <= settings.steps <= MOST_STEPS
     if settings.steps > FEWEST_STEPS:
-        assert (settings.restarts + 1.0) * settings.steps <= affordable
+        assert make_schedule(settings, tries=True).total <= affordable
 
 
 def test_more_time_never_means_fewer_steps_or_restarts() -> None:
-    plans = [plan(EngineSettings(), 1.0, affordable) for affordable in range(100, 20_000, 100)]
+    plans = [plan(EngineSettings(), len(PRIOR_GRID), affordable) for affordable in range(100, 20_000, 100)]
     work = [one.steps * one.restarts for one in plans]
     assert work == sorted(work)
 

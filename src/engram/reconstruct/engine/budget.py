@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from engram.reconstruct.engine.iteration import EngineIteration
+from engram.reconstruct.engine.schedule import longest_start, trial_length
 from engram.reconstruct.engine.settings import EngineSettings
 
 E = TypeVar("E", bound=EngineIteration[Any])
@@ -25,10 +26,8 @@ def fit_to_budget(engine: E, seconds: float) -> E:
     Two short starts beat a long one, since only their agreement tells what is real; beyond `MOST_STEPS` a start
     gains little, and the time goes into further restarts.
     """
-    schedule, settings = engine.schedule, engine.settings
-    trials = schedule.trials * schedule.trial_steps / schedule.steps
     affordable = int(planned_seconds(seconds) / seconds_per_step(engine))
-    return replace(engine, settings=plan(settings, trials, affordable))
+    return replace(engine, settings=plan(engine.settings, engine.schedule.trials, affordable))
 
 
 def planned_seconds(budget: float) -> float:
@@ -54,21 +53,21 @@ def seconds_per_step(engine: EngineIteration[Any]) -> float:
     return each + max(0.0, time.monotonic() - started - each) / engine.settings.metric_every
 
 
-def plan(settings: EngineSettings, trials: float, affordable: int) -> EngineSettings:
-    """Split `affordable` steps over at least two restarts and the trials, given in steps for each of a restart.
+def plan(settings: EngineSettings, trials: int, affordable: int) -> EngineSettings:
+    """Split `affordable` steps over at least two restarts and the trials.
 
-    >>> short = plan(EngineSettings(), 1.25, 650)
+    >>> short = plan(EngineSettings(), 5, 650)
     >>> short.steps, short.restarts
     (200, 2)
-    >>> long = plan(EngineSettings(), 1.25, 20_000)
+    >>> long = plan(EngineSettings(), 4, 20_000)
     >>> long.steps, long.restarts
-    (1000, 18)
+    (1000, 19)
     """
     for restarts in (4, 3, 2):
-        steps = int(affordable / (restarts + trials))
+        steps = longest_start(affordable, trials=trials, restarts=restarts)
         if steps >= settings.steps or restarts == 2:
             break
     if steps >= MOST_STEPS:
         steps = MOST_STEPS
-        restarts = int(affordable / steps - trials)
+        restarts = (affordable - trials * trial_length(steps)) // steps
     return replace(settings, steps=max(FEWEST_STEPS, steps), restarts=restarts)
