@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,15 +18,17 @@ USED = 0.8
 """Share of a budget that is planned at least; the rest is for scoring, files and a machine that others use too."""
 LARGE_USED, KEPT_BACK = 0.95, 12.0
 """Of a large one so much but for some seconds, since what the rest is for hardly grows with it."""
-FEWEST_STEPS, MOST_STEPS = 40, 1000
-WARM_UP, MEASURED = 2, 4
+FEWEST_STEPS, MOST_STEPS = 40, 500
+"""Of a start; in longer ones candidates go on to explain what training left beside its images (docs/engine-log.md)."""
+WARM_UP, FEWEST_MEASURED, MOST_MEASURED = 4, 4, 40
+MEASURING = 0.5
+"""Seconds to measure steps for, within those numbers of them."""
 
 
 def fit_to_budget(engine: E, seconds: float) -> E:
     """The engine whose whole schedule takes about `seconds`: longer starts first, then more of them.
 
-    Two short starts beat a long one, since only their agreement tells what is real; beyond `MOST_STEPS` a start
-    gains little, and the time goes into further restarts.
+    Two short starts beat a long one, since only their agreement tells what is real.
     """
     affordable = int(planned_seconds(seconds) / seconds_per_step(engine))
     return replace(engine, settings=plan(engine.settings, engine.schedule.trials, affordable))
@@ -44,30 +48,31 @@ def seconds_per_step(engine: EngineIteration[Any]) -> float:
     state = engine.init()
     for _ in range(WARM_UP):
         engine.step(state)
-    started = time.monotonic()
-    for _ in range(MEASURED):
-        engine.step(state)
-    each = (time.monotonic() - started) / MEASURED
+    each = _mean_seconds(lambda: engine.step(state))
     started = time.monotonic()
     engine.step(engine.init())
     return each + max(0.0, time.monotonic() - started - each) / engine.settings.metric_every
 
 
+def _mean_seconds(step: Callable[[], object]) -> float:
+    started, steps = time.monotonic(), 0
+    while steps < FEWEST_MEASURED or (steps < MOST_MEASURED and time.monotonic() - started < MEASURING):
+        step()
+        steps += 1
+    return (time.monotonic() - started) / steps
+
+
 def plan(settings: EngineSettings, trials: int, affordable: int) -> EngineSettings:
-    """Split `affordable` steps over at least two restarts and the trials.
+    """Split `affordable` steps over the trials and two or more restarts, as few as `MOST_STEPS` allows.
 
     >>> short = plan(EngineSettings(), 5, 650)
     >>> short.steps, short.restarts
     (200, 2)
-    >>> long = plan(EngineSettings(), 4, 20_000)
+    >>> long = plan(EngineSettings(), 4, 1900)
     >>> long.steps, long.restarts
-    (1000, 19)
+    (400, 4)
     """
-    for restarts in (4, 3, 2):
-        steps = longest_start(affordable, trials=trials, restarts=restarts)
-        if steps >= settings.steps or restarts == 2:
-            break
-    if steps >= MOST_STEPS:
-        steps = MOST_STEPS
-        restarts = (affordable - trials * trial_length(steps)) // steps
+    beside_trials = affordable - trials * trial_length(MOST_STEPS)
+    restarts = max(2, math.ceil(beside_trials / MOST_STEPS))
+    steps = longest_start(affordable, trials=trials, restarts=restarts)
     return replace(settings, steps=max(FEWEST_STEPS, steps), restarts=restarts)

@@ -96,7 +96,7 @@ class EngineIteration(ABC, Generic[N]):
     def schedule(self) -> Schedule:
         """Trials only where there is a prior to choose: images, two classes, no strength given."""
         given = self.settings.prior is not None
-        return make_schedule(self.settings, tries=self._has_prior and not given and not self.several_classes)
+        return make_schedule(self.settings, tries=self.uses_prior and not given and not self.several_classes)
 
     @property
     def several_classes(self) -> bool:
@@ -104,8 +104,9 @@ class EngineIteration(ABC, Generic[N]):
         return self.view.task.label_count > 2
 
     @property
-    def _has_prior(self) -> bool:
-        return len(self.view.input_shape) == 3
+    def uses_prior(self) -> bool:
+        """Images, and not asked to do without."""
+        return len(self.view.input_shape) == 3 and self.settings.prior != 0
 
     @property
     def total_steps(self) -> int:
@@ -182,7 +183,7 @@ class EngineIteration(ABC, Generic[N]):
         return {self.moved: moved, "duals": duals, **moments(self.moved, moved), **moments("duals", duals)}
 
     def _prior(self, state: State, phase: Phase) -> float:
-        if not self._has_prior:
+        if not self.uses_prior:
             return 0.0
         if self.several_classes:
             strength = CLASSES_PRIOR if self.settings.prior is None else self.settings.prior

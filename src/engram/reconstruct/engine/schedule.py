@@ -23,7 +23,7 @@ TRIAL_SHARE, LONGEST_TRIAL = 0.25, 75
 since candidates go on to explain what training left beside its images; see docs/engine-log.md."""
 LEFT_OUT = 4
 """Every fourth neuron is left out of a trial."""
-TOLERANCE = 0.05
+TOLERANCE = 0.03
 """Strengths within this share of the best count as equal."""
 
 
@@ -111,7 +111,7 @@ def choose_prior(left_unexplained: Tensor) -> float:
     """The largest strength whose residual on left-out neurons [len(PRIOR_GRID)] is near the best.
 
     >>> import torch
-    >>> choose_prior(torch.tensor([0.2176, 0.2013, 0.2082, 0.244]))
+    >>> choose_prior(torch.tensor([0.2176, 0.2033, 0.2082, 0.244]))
     3.2
     """
     near = left_unexplained <= (1 + TOLERANCE) * left_unexplained.min()

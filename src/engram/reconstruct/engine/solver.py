@@ -24,8 +24,9 @@ from engram.reconstruct.engine.objective import Objective
 from engram.reconstruct.engine.scales import Scales, derive_scales
 from engram.targets.networks import DenseNetwork
 
-LATENT_RATE, CLASSES_RATE = 0.15, 0.3
-"""Adam's rate as a share of the latents' own spread, with two classes and with more; see docs/engine-log.md."""
+LATENT_RATE, BARE_RATE, CLASSES_RATE = 0.15, 0.08, 0.3
+"""Adam's rate as a share of the latents' own spread: with two classes, the same without a prior, and with more
+classes; see docs/engine-log.md."""
 REFRESH = 4
 """Steps between exact gradients; see `frozen`."""
 
@@ -51,7 +52,9 @@ class Engine(EngineIteration[DenseNetwork]):
 
     @property
     def rate(self) -> Tensor:
-        share = CLASSES_RATE if self.several_classes else LATENT_RATE
+        share = LATENT_RATE if self.uses_prior else BARE_RATE
+        if self.several_classes:
+            share = CLASSES_RATE
         return share * self.spread.to(self.settings.torch_dtype)
 
     @cached_property
