@@ -16,6 +16,7 @@ from engram.experiments.catalogue import CATALOGUE
 from engram.experiments.publishing import publish
 from engram.experiments.records import Finished
 from engram.experiments.runner import Run, read_records
+from engram.report.figures import is_chart
 from tests.cli.command import engram
 
 
@@ -43,6 +44,19 @@ def test_page_and_markdown_hold_what_the_json_says(run: Run, tmp_path: Path) -> 
     assert "cifar50, test accuracy: 8.0 points short; cut: 10 images of faces" in shown
     assert shown.count("data:image/png;base64,") == 1
     assert "http" not in shown.replace("http-equiv", "")
+
+
+def test_charts_go_with_the_markdown_and_images_of_data_stay(run: Run, tmp_path: Path) -> None:
+    """haim/fig1 is a gallery, haim/fig4 scatters alone; both lie beside the Markdown of the run itself."""
+    run.experiments([CATALOGUE["haim/fig1"], CATALOGUE["haim/fig4"]], go_on=False)
+    text = publish(tmp_path, tmp_path / "docs" / "results.md")[1].read_text()
+    assert [path.name for path in (tmp_path / "docs" / "figures").iterdir()] == ["haim-fig4.png"]
+    assert "![haim-fig4](figures/haim-fig4.png)" in text
+    assert "Figure: `DIR/figures/haim-fig1.png`, which shows images of the data set" in text
+    own = publish(tmp_path)[1].read_text()
+    assert "![haim-fig1](figures/haim-fig1.png)" in own
+    assert not is_chart((tmp_path / "figures" / "haim-fig1.png").read_bytes())
+    assert is_chart((tmp_path / "docs" / "figures" / "haim-fig4.png").read_bytes())
 
 
 def test_a_failure_is_recorded_and_the_next_one_begins(run: Run, said: list[str], tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_the_search_against_the_engine_runs_unattended_and_goes_on(
     assert again["search"]["pooled"] == found["search"]["pooled"]
     result = read_search(tmp_path)
     assert result is not None
-    said = markdown([], None, result)
+    said = markdown([], None, {}, result)
     assert "| published scheme, 3 runs pooled | " in said
     assert f"| engine, one run | {_good(found['engine'])} | " in said
 

@@ -12,6 +12,7 @@ from engram.experiments.results import beside, markdown
 from engram.experiments.runner import read_records
 from engram.experiments.searched import read_search
 from engram.experiments.trends import trends_table
+from engram.report.figures import is_chart
 from engram.report.html.papers import Exhibit, render_papers
 
 PAGE_FILE, MARKDOWN_FILE = "index.html", "results.md"
@@ -25,13 +26,15 @@ def publish(home: Path, markdown_path: Path | None = None) -> tuple[Path, Path]:
         exhibits = [_exhibit(record, home / "figures") for record in records]
         lead = f"{len(records)} figures and tables, scale {records[0]['scale']}; each beside what the paper says."
         html = render_papers("The papers' figures and tables", lead, beside(records), table, exhibits)
-        said = markdown(records, table, read_search(home))
+        text = markdown_path or home / MARKDOWN_FILE
+        kept = {record["id"]: _figures_beside(text, record, home / "figures") for record in records}
+        said = markdown(records, table, kept, read_search(home))
     except (KeyError, TypeError, OSError) as error:
         raise CheckpointError(
             f"{home} holds a damaged experiment ({type(error).__name__}: {error}); run it again, "
             "which computes nothing that is finished"
         ) from error
-    page, text = home / PAGE_FILE, markdown_path or home / MARKDOWN_FILE
+    page = home / PAGE_FILE
     files.write_bytes(page, html.encode())
     files.write_bytes(text, said.encode())
     return page, text
@@ -39,7 +42,27 @@ def publish(home: Path, markdown_path: Path | None = None) -> tuple[Path, Path]:
 
 def _exhibit(record: Record, figures: Path) -> Exhibit:
     one = chapter(record)
-    names = {} if record["failed"] is not None else record["figures"]
-    pictures = [(f"{record['id']} {part}".strip(), (figures / name).read_bytes()) for part, name in names.items()]
+    pictures = [
+        (f"{record['id']} {part}".strip(), (figures / name).read_bytes()) for part, name in _named(record).items()
+    ]
     anchor = record["id"].replace("/", "-")
     return Exhibit(anchor, one.title, record["command"], pictures, one.tables, one.notes)
+
+
+def _named(record: Record) -> dict[str, str]:
+    """File names of the figures by part."""
+    return {} if record["failed"] is not None else dict(record["figures"])
+
+
+def _figures_beside(text: Path, record: Record, figures: Path) -> list[tuple[str, bool]]:
+    """Names of the figures and whether each lies in `figures` beside the Markdown, where charts are copied.
+
+    Other figures show images of the data set, which are nobody's to hand on with a document.
+    """
+    shown, own = [], text.parent / "figures"
+    for name in _named(record).values():
+        content = (figures / name).read_bytes()
+        if own.resolve() != figures.resolve() and is_chart(content):
+            files.write_bytes(own / name, content)
+        shown.append((name, own.resolve() == figures.resolve() or is_chart(content)))
+    return shown

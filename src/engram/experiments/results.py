@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -12,14 +12,24 @@ from engram.experiments.searched import SEARCH_COMMAND, search_notes, search_tab
 from engram.report.html import Cell, Table
 
 
-def markdown(records: Sequence[Record], trends: Table | None, search: dict[str, Any] | None = None) -> str:
-    """The whole of docs/results.md; `search` is what `searched.read_search` found."""
+def markdown(
+    records: Sequence[Record],
+    trends: Table | None,
+    figures: Mapping[str, Sequence[tuple[str, bool]]],
+    search: dict[str, Any] | None = None,
+) -> str:
+    """The whole of docs/results.md.
+
+    `figures` has for each id the names of its figures and whether each lies in the folder `figures` beside it;
+    `search` is what `searched.read_search` found.
+    """
     parts = ["# Results", _preamble(records), "## Beside the papers", _bullets(beside(records))]
     if trends is not None:
         parts += ["## Published trends", _markdown_table(trends)]
     for one in map(chapter, records):
         parts += [f"## {one.title}", f"`{one.record['command']}`, commit {', '.join(_commits(one.record))}"]
         parts += [_markdown_table(table) for table in one.tables]
+        parts += [_figure(name, lies_here) for name, lies_here in figures[one.record["id"]]]
         if one.notes:
             parts.append(_bullets(one.notes))
     if search is not None:
@@ -72,6 +82,12 @@ def _preamble(records: Sequence[Record]) -> str:
 def _commits(record: Record) -> list[str]:
     """Of the code that computed the cases, which may have been drawn again since."""
     return sorted({row["commit"] or "unknown" for row in record.get("rows", [record])})
+
+
+def _figure(name: str, lies_here: bool) -> str:
+    if lies_here:
+        return f"![{name.removesuffix('.png')}](figures/{name})"
+    return f"Figure: `DIR/figures/{name}`, which shows images of the data set and is therefore not kept here."
 
 
 def _bullets(lines: Sequence[str]) -> str:

@@ -48,4 +48,4 @@ def curves_figure(panels: Sequence[CurvePanel], *, title: str) -> bytes:
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7, frameon=False)
     figure.suptitle(title, fontsize=10)
-    return png(figure)
+    return png(figure, chart=True)

@@ -13,6 +13,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CHART = "chart: numbers alone, no images of data"
+
 
 @dataclass(frozen=True, eq=False)
 class Pair:
@@ -61,7 +63,16 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def png(figure: Figure) -> bytes:
+def png(figure: Figure, *, chart: bool = False) -> bytes:
+    """A chart shows numbers alone, no image of anybody's data, and the file says so."""
     stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=130)
+    figure.savefig(stream, format="png", dpi=130, metadata={"Comment": CHART} if chart else None)
     return stream.getvalue()
+
+
+def is_chart(content: bytes) -> bool:
+    """Whether a PNG was drawn as one."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+        return bool(image.info.get("Comment") == CHART)

@@ -29,4 +29,4 @@ def heat_figure(
     axis.set_yticks(range(len(rows)), rows)
     axis.set(xlabel=column_name, ylabel=row_name)
     figure.suptitle(title, fontsize=9)
-    return png(figure)
+    return png(figure, chart=True)

@@ -45,7 +45,7 @@ def inspection_figure(spectrum: SpectrumPanel, samples: SamplesPanel | None = No
         _draw_ceiling(axes[1], samples)
         _draw_duals(axes[2], samples)
     figure.suptitle(title, fontsize=10)
-    return png(figure)
+    return png(figure, chart=True)
 
 
 def _draw_spectrum(axis: Axes, panel: SpectrumPanel) -> None:

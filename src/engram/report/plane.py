@@ -47,7 +47,7 @@ def plane_figure(panels: Sequence[PlanePanel], *, columns: int = 3) -> bytes:
             for label, colour in enumerate(CANDIDATE_COLOURS):
                 chosen = panel.candidates[panel.candidate_labels == label]
                 axis.scatter(*chosen.T.tolist(), marker="o", s=14, color=colour, alpha=0.8)
-    return png(figure)
+    return png(figure, chart=True)
 
 
 @torch.no_grad()

@@ -49,4 +49,4 @@ def race_figure(panels: Sequence[RacePanel], *, title: str) -> bytes:
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=10)
-    return png(figure)
+    return png(figure, chart=True)

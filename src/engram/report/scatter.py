@@ -43,4 +43,4 @@ def scatter_figure(
     figure.supxlabel(x_label, fontsize=8)
     figure.supylabel("SSIM", fontsize=8)
     figure.suptitle(title, fontsize=10)
-    return png(figure)
+    return png(figure, chart=True)

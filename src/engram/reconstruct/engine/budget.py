@@ -19,7 +19,7 @@ USED = 0.8
 LARGE_USED, KEPT_BACK = 0.95, 12.0
 """Of a large one so much but for some seconds, since what the rest is for hardly grows with it."""
 FEWEST_STEPS, MOST_STEPS = 40, 500
-"""Of a start; in longer ones candidates go on to explain what training left beside its images (docs/engine-log.md)."""
+"""Of a start; in longer ones candidates explain what training left beside its images (docs/engine-log.md)."""
 WARM_UP, FEWEST_MEASURED, MOST_MEASURED = 4, 4, 40
 MEASURING = 0.5
 """Seconds to measure steps for, within those numbers of them."""
