@@ -25,7 +25,6 @@ from engram.reconstruct.engines import engine_for
 from engram.reconstruct.published.scheme import PublishedScheme
 from engram.reconstruct.published.settings import KNOWN_SETTINGS, Haim2022, default_settings
 from engram.runs import RunDirectory, read_settings
-from engram.targets.convolutional import ConvNetwork
 from engram.targets.networks import DenseNetwork, Network
 from engram.targets.spec import ConvSpec
 from engram.task import own_classes, task_named
@@ -115,16 +114,10 @@ def carry_out(
 
 
 def _scheme(plan: AttackPlan, view: AttackerView[Network], directory: Path) -> Attack:
-    """A time becomes a plan once; a run that is gone on with keeps the one in its run.json.
-
-    Kernels as large as the image are rows of a fully-connected layer, which the engine for those reads better:
-    conv(32, 32)-300-1 on 50 images of CIFAR-10 gave 13 good ones in 25 s, and none as a convolution.
-    """
+    """A time becomes a plan once; a run that is gone on with keeps the one in its run.json."""
     if isinstance(plan.settings, Haim2022):
         return PublishedScheme(view, plan.settings)
     assert isinstance(plan.settings, EngineSettings)
-    if isinstance(view.network, ConvNetwork) and (dense := view.network.dense_equivalent) is not None:
-        view = AttackerView(dense, view.input_shape, view.task, view.pixel_range)
     if RunDirectory(directory).record.exists():
         return engine_for(view, read_settings(directory, EngineSettings))
     return engine_for(view, plan.settings, plan.seconds)

@@ -22,10 +22,14 @@ def engine_for(
 
     Of several classes it takes the whole KKT condition, a dual for each pair of a sample and another class: ten
     classes of 50 leave 0.56 of the first layer's energy unexplained with the runner-up alone, 0.20 with all pairs.
+    Kernels as large as the image are rows of a fully-connected layer, which the engine for those reads better:
+    conv(32, 32)-300-1 on 50 images of CIFAR-10 gave 13 good ones in 25 s, and none as a convolution.
     """
     engine: EngineIteration[Any]
     view = replace(view, task=view.task.with_all_duals())
-    if isinstance(view.network, ConvNetwork):
+    if isinstance(view.network, ConvNetwork) and (dense := view.network.dense_equivalent) is not None:
+        engine = Engine(AttackerView(dense, view.input_shape, view.task, view.pixel_range), settings)
+    elif isinstance(view.network, ConvNetwork):
         engine = ConvEngine(view.narrowed(ConvNetwork), settings)
     else:
         engine = Engine(view.narrowed(DenseNetwork), settings)

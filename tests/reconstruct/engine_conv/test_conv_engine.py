@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from engram.matching.distances import zscored
 from engram.reconstruct.engine.budget import fit_to_budget
 from engram.reconstruct.engine.closed_form import explained
 from engram.reconstruct.engine.settings import EngineSettings
+from engram.reconstruct.engine.solver import Engine
 from engram.reconstruct.engine_conv.problem import outside
 from engram.reconstruct.engine_conv.solver import SPAN, ConvEngine
+from engram.reconstruct.engines import engine_for
 from engram.reconstruct.published.relu import smoothed_relu
 from engram.task import Binary, Multiclass, MulticlassPairs, Regression, Task
 from tests.conv_cases import SHAPE, SIZE, drawn, faces, written
@@ -114,6 +117,20 @@ def test_a_budget_becomes_a_plan() -> None:
     assert (short.steps, short.restarts) == (40, 2)
     assert long.steps * long.restarts > 80
     assert long.candidates == 4
+
+
+def test_kernels_of_the_whole_image_are_read_as_a_fully_connected_layer() -> None:
+    side = SHAPE[-1]
+    whole, part = (
+        engine_for(
+            AttackerView(drawn(f"conv{k}x9 relu flatten 8 relu 1", torch.float32), SHAPE, Binary()),
+            EngineSettings(),
+        )
+        for k in (side, side - 1)
+    )
+    assert isinstance(whole, Engine)
+    assert whole.view.network.sizes == (math.prod(SHAPE), 9, 8, 1)
+    assert isinstance(part, ConvEngine)
 
 
 @pytest.mark.parametrize(
