@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engram.reconstruct.engine.budget import FEWEST_STEPS, MOST_STEPS, fit_to_budget, plan
+from engram.reconstruct.engine.budget import FEWEST_STEPS, MOST_RESTARTS, MOST_STEPS, fit_to_budget, plan
 from engram.reconstruct.engine.schedule import PRIOR_GRID, make_schedule
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.reconstruct.engine.solver import Engine
@@ -14,7 +14,7 @@ from tests import cases
 @pytest.mark.parametrize("affordable", [10, 500, 1000, 2500, 5000, 40_000])
 def test_plans_stay_within_what_is_affordable(affordable: int) -> None:
     settings = plan(EngineSettings(), len(PRIOR_GRID), affordable)
-    assert settings.restarts >= 2
+    assert 2 <= settings.restarts <= MOST_RESTARTS
     assert FEWEST_STEPS <= settings.steps <= MOST_STEPS
     if settings.steps > FEWEST_STEPS:
         assert make_schedule(settings, tries=True).total <= affordable

@@ -20,6 +20,8 @@ LARGE_USED, KEPT_BACK = 0.95, 12.0
 """Of a large one so much but for some seconds, since what the rest is for hardly grows with it."""
 FEWEST_STEPS, MOST_STEPS = 40, 500
 """Of a start; in longer ones candidates explain what training left beside its images (docs/engine-log.md)."""
+MOST_RESTARTS = 24
+"""More find nothing new: a longer budget ends early."""
 WARM_UP, FEWEST_MEASURED, MOST_MEASURED = 4, 4, 40
 MEASURING = 0.5
 """Seconds to measure steps for, within those numbers of them."""
@@ -65,6 +67,8 @@ def _mean_seconds(step: Callable[[], object]) -> float:
 def plan(settings: EngineSettings, trials: int, affordable: int) -> EngineSettings:
     """Split `affordable` steps over the trials and two or more restarts, as few as `MOST_STEPS` allows.
 
+    What is more than `MOST_RESTARTS` take is left over.
+
     >>> short = plan(EngineSettings(), 5, 650)
     >>> short.steps, short.restarts
     (200, 2)
@@ -73,6 +77,6 @@ def plan(settings: EngineSettings, trials: int, affordable: int) -> EngineSettin
     (400, 4)
     """
     beside_trials = affordable - trials * trial_length(MOST_STEPS)
-    restarts = max(2, math.ceil(beside_trials / MOST_STEPS))
+    restarts = min(max(2, math.ceil(beside_trials / MOST_STEPS)), MOST_RESTARTS)
     steps = longest_start(affordable, trials=trials, restarts=restarts)
-    return replace(settings, steps=max(FEWEST_STEPS, steps), restarts=restarts)
+    return replace(settings, steps=min(max(FEWEST_STEPS, steps), MOST_STEPS), restarts=restarts)
