@@ -101,7 +101,7 @@ def test_the_confidence_is_checked_against_the_truth() -> None:
     checked = reliability(found, inputs, None)
     assert checked is not None
     assert [(one.candidates, one.true) for one in checked.bins] == [(20, 0.0), (20, 1.0)]
-    assert [(one.k, one.train) for one in checked.precision] == [(10, 1.0), (25, 0.8), (40, 0.5)]
+    assert [(one.k, one.train) for one in checked.precision] == [(10, 1.0), (20, 1.0), (40, 0.5)]
 
 
 def test_a_candidate_that_lies_on_boundaries_is_believed() -> None:

@@ -9,10 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from engram import DataChoice
 from tests.cli.command import ENGRAM, engram, engram_process
 
 
@@ -66,8 +68,27 @@ def test_from_training_to_scores(target: Path, tmp_path: Path) -> None:
     assert scores["n_train"] == scores["n_held_out"] == 10
     assert scores["candidates"] == 8
     assert len(scores["records"]) == 10
+    assert scores["reliability"] is None  # the published scheme has no confidence
     assert all(isinstance(row["model_output"], float) for row in scores["records"])
     assert (run / "pairs.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_score_says_how_true_the_confidence_was(target: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    engram("reconstruct", target, "--steps", 20, "--restarts", 2, "--prior", 1.6, "-o", run)
+    printed = engram("score", run)
+    precision = {
+        row["k"]: row for row in json.loads((run / "scores.json").read_text())["reliability"]["precision"]
+    }
+    data = DataChoice(name="faces", labels="gate", n=10).load(None)
+    found = load_file(run / "reconstruction.safetensors")["images"][:20].flatten(1).numpy()
+    real = [
+        max(np.corrcoef(candidate, image)[0, 1] for image in images.flatten(1).numpy()) > 0.8
+        for images in (data.train.images - data.mean, data.held_out.images - data.mean)
+        for candidate in found
+    ]
+    assert precision[20] == {"k": 20, "train": sum(real[:20]) / 20, "held_out": sum(real[20:]) / 20}
+    assert "of the 20 most confident candidates" in printed
 
 
 def test_a_foreign_checkpoint_needs_only_its_input_shape(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from engram.reconstruct.candidates import Reconstruction
 REAL = 0.8
 """A candidate of NCC above this with a training image shows it; the confidence was calibrated to that."""
 EDGES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-DEPTHS = (10, 25, 50, 100, 250, 1000)
+DEPTHS = (10, 20, 50, 100, 250, 1000)
 AT_ONCE = 2000
 
 
@@ -37,6 +37,16 @@ class Precision:
     k: int
     train: float
     held_out: float | None
+
+    @property
+    def sentence(self) -> str:
+        """
+        >>> Precision(20, 0.85, 0.05).sentence
+        'of the 20 most confident candidates 85 % show a training image (NCC > 0.8), 5 % a held-out one'
+        """
+        unseen = "" if self.held_out is None else f", {self.held_out:.0%} a held-out one".replace("%", " %")
+        share = f"{self.train:.0%}".replace("%", " %")
+        return f"of the {self.k} most confident candidates {share} show a training image (NCC > {REAL}){unseen}"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,9 @@ EXAMPLES = (
     "engram score runs/gate/attack (takes the data from the model's card)"
 )
 
+CONFIDENT = 20
+"""Of so many most confident candidates the command says how many are real."""
+
 
 def score(
     run: Annotated[Path, typer.Argument(help="A directory of `engram reconstruct`.")],
@@ -51,6 +54,8 @@ def score(
     best: Annotated[int, typer.Option("--best", min=1, help="How many pairs to draw.")] = 45,
 ) -> None:
     """Count recovered training images beside held-out images and noise, and draw the best pairs."""
+    from engram.auditing.reliability import reliability
+    from engram.data.sampling import centred
     from engram.errors import ConfigError
     from engram.files import write_json
     from engram.matching import Buzaglo2023, Haim2022
@@ -84,8 +89,13 @@ def score(
         protocol=chosen,
         assignment="nearest" if assignment == "nearest" else "one-to-one",
     )
-    write_json(run / "scores.json", {"data": vars(choice), **report.to_json(records=True)})
+    unseen = centred(split.held_out.images, split.mean) if len(split.held_out) else None
+    checked = reliability(found, centred(split.train.images, split.mean), unseen)
+    told = {"data": vars(choice), "reliability": None if checked is None else checked.to_json()}
+    write_json(run / "scores.json", {**told, **report.to_json(records=True)})
     show_report(report)
+    if checked is not None:
+        typer.echo(next((one for one in checked.precision if one.k == CONFIDENT), checked.precision[-1]).sentence)
     typer.echo(f"wrote {run / 'scores.json'}")
     if is_image:
         write_pairs(run / "pairs.png", report, split, best)
