@@ -40,6 +40,8 @@ from engram.targets.networks import DenseNetwork
 from engram.task import Binary
 
 PLAN_FILE = "plan.json"
+GOOD = 0.4
+"""SSIM, as in the papers."""
 
 
 def opened_target(planned: Plan, root: Path | None) -> AttackerView:
@@ -97,13 +99,21 @@ def search(
     }
 
 
-def engine_run(view: AttackerView, data: Split, out: Path) -> dict[str, Any]:
+def engine_run(view: AttackerView, data: Split, out: Path) -> tuple[ScoreReport, dict[str, Any]]:
     """One run with the engine's own settings, nothing tuned; begun anew, so that its seconds are of it all."""
     shutil.rmtree(out, ignore_errors=True)
     engine = Engine(view, EngineSettings())
     found, solution = attack(engine, directory=out, observers=[_told("engine", 200)])
-    counted = scored(compare(found, data, network=view.network))
-    return {"settings": asdict(engine.settings), "steps": solution.steps, "seconds": solution.seconds, **counted}
+    report = compare(found, data, network=view.network)
+    told = {"settings": asdict(engine.settings), "steps": solution.steps, "seconds": solution.seconds}
+    return report, {**told, **scored(report)}
+
+
+def good_images(report: ScoreReport) -> set[int]:
+    """The training images that came back."""
+    table = report.train
+    assert table.ssim is not None
+    return {sample for sample, ssim in zip(table.sample.tolist(), table.ssim.tolist(), strict=True) if ssim > GOOD}
 
 
 def scored(report: ScoreReport) -> dict[str, Any]:
@@ -158,7 +168,8 @@ def main(arguments: list[str] | None = None) -> None:
         found, searched = search(view, with_steps(spec, steps.steps), data, executor, chosen.out / "search")
     finally:
         executor.close()
-    engine = engine_run(view, data, chosen.out / "engine")
+    report, engine = engine_run(view, data, chosen.out / "engine")
+    assert found.score is not None
     result = {
         "schema_version": 1,
         "kind": "search against engine",
@@ -169,6 +180,7 @@ def main(arguments: list[str] | None = None) -> None:
         "jobs": chosen.jobs,
         "search": searched,
         "engine": engine,
+        "good_in_the_search_alone": len(good_images(found.score) - good_images(report)),
         "sentence": sentence(searched, engine),
         "verdict_of_the_search": sweep_verdict(
             found.pooled, found.score, found.summary["pooled"]["trials"]

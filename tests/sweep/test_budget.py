@@ -108,6 +108,7 @@ def test_the_search_against_the_engine_runs_unattended_and_goes_on(
     assert result is not None
     said = markdown([], None, {}, result)
     assert "| published scheme, 3 runs pooled | " in said
+    assert f"the pool has and the engine has not: {found['good_in_the_search_alone']}." in said
     assert f"| engine, one run | {_good(found['engine'])} | " in said
 
 

@@ -36,8 +36,12 @@ def search_table(result: dict[str, Any]) -> Table:
 
 
 def search_notes(result: dict[str, Any]) -> list[str]:
-    """What it is about, and what was cut."""
-    return [f"{result['network']}, {result['data']['n']} images of {result['data']['name']}.", *result["cuts"]]
+    """What it is about, what the search adds, and what was cut."""
+    return [
+        f"{result['network']}, {result['data']['n']} images of {result['data']['name']}.",
+        f"Good images that the pool has and the engine has not: {result['good_in_the_search_alone']}.",
+        *result["cuts"],
+    ]
 
 
 def _row(name: str, part: dict[str, Any], seconds: float) -> list[str]:
