@@ -24,7 +24,7 @@ ARRAYS = 4
 
 # P(NCC with a training image > 0.8) = sigmoid(INTERCEPT + SLOPE * -log(1 - agreement)), fitted by
 # `python -m benchmarks.confidence` on targets that are used for nothing else.
-INTERCEPT, SLOPE = -5.62, 2.02
+INTERCEPT, SLOPE = -4.52, 1.43
 
 
 def consensus(found: Reconstruction, restarts: int, room: int) -> Reconstruction:
@@ -85,7 +85,7 @@ def confidence(agreement: Tensor) -> Tensor:
     """The calibrated chance that a candidate shows a training image, in [0, 1].
 
     >>> confidence(torch.tensor([0.5, 0.9, 0.99])).round(decimals=2)
-    tensor([0.0100, 0.2800, 0.9800])
+    tensor([0.0300, 0.2300, 0.8900])
     """
     return torch.sigmoid(INTERCEPT - SLOPE * torch.log1p(-agreement.clamp(max=1 - 1e-4)))
 
