@@ -99,7 +99,8 @@ class Objective:
 
     def chunks(self, candidates: int) -> list[slice]:
         """So many candidates in chunks whose passes there is room for."""
-        return self._chunks(candidates, ARRAYS * sum(self.scales.network.sizes))
+        each = self.settings.torch_dtype.itemsize * ARRAYS * sum(self.scales.network.sizes)
+        return chunks(candidates, each, self.settings.room)
 
     def run(self, latents: Tensor, duals: Tensor, labels: Tensor) -> Pass:
         weigh = partial(self.task.output_weights, labels, duals)
@@ -170,16 +171,10 @@ class Objective:
         """Total variation of the images, duals as weights, and its gradient by the latents [m, r]."""
         basis = self.scales.space.basis.to(latents.dtype)
         values, gradients = [], []
-        for part in chunks(len(latents), ARRAYS * basis.shape[1] * latents.element_size(), self._prior_room):
+        each = ARRAYS * basis.shape[1] * latents.element_size()
+        for part in chunks(len(latents), each, min(self.settings.room, PRIOR_BYTES)):
             value, by_pixels = total_variation((latents[part] @ basis).view(-1, *self.input_shape))
             values.append(value)
             gradients.append(by_pixels.flatten(1) @ basis.T)
         share = self.shares(duals)
         return (share * torch.cat(values)).sum(), share[:, None] * torch.cat(gradients)
-
-    @property
-    def _prior_room(self) -> int:
-        return min(self.settings.room, PRIOR_BYTES)
-
-    def _chunks(self, candidates: int, values_each: int) -> list[slice]:
-        return chunks(candidates, self.settings.torch_dtype.itemsize * values_each, self.settings.room)
