@@ -40,11 +40,11 @@ def test_workers_share_starts_and_a_gpu_is_bound_by_operations_or_bandwidth() ->
     step = {"seconds_a_step": 1.0, "seconds_a_metric": 50.0, "flops_a_step": 1e13, "flops_a_metric": 5e14}
     trained, attacked = growth.elsewhere([training, {"kind": "engine", "n": 5, "width": 7, **step}])
     assert trained["hours"] == {"here": pytest.approx(20_000 / 3600), "gpu": pytest.approx(40_000 / 3600)}
-    # Four trials of a quarter and four restarts of 500 steps, each step 1 s and a fiftieth of a metric of 50 s.
-    assert attacked["hours"]["here"] == attacked["hours"]["workers_1"] == pytest.approx(2500 * 2 / 3600)
-    assert attacked["hours"]["gpu"] == pytest.approx(2500 * 2 / 3600)
-    assert attacked["hours"]["workers_2"] == pytest.approx(1250 * 2 / 3600)
-    assert attacked["hours"]["workers_4"] == attacked["hours"]["workers_8"] == pytest.approx(625 * 2 / 3600)
+    # Four trials of 75 and four restarts of 500 steps, each step 1 s and a fiftieth of a metric of 50 s.
+    assert attacked["hours"]["here"] == attacked["hours"]["workers_1"] == pytest.approx(2300 * 2 / 3600)
+    assert attacked["hours"]["gpu"] == pytest.approx(2300 * 2 / 3600)
+    assert attacked["hours"]["workers_2"] == pytest.approx(1150 * 2 / 3600)
+    assert attacked["hours"]["workers_4"] == attacked["hours"]["workers_8"] == pytest.approx(575 * 2 / 3600)
 
 
 def test_a_quick_run_leaves_record_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
