@@ -50,4 +50,4 @@ def figure(rows: Sequence[dict[str, Any]]) -> bytes:
             axis.set_xlabel(name)
             axis.grid(alpha=0.3)
             axis.legend(fontsize=8, frameon=False)
-    return png(drawing)
+    return png(drawing, chart=True)
