@@ -40,8 +40,6 @@ from engram.targets.networks import DenseNetwork
 from engram.task import Binary
 
 PLAN_FILE = "plan.json"
-GOOD = 0.4
-"""SSIM, as in the papers."""
 
 
 def opened_target(planned: Plan, root: Path | None) -> AttackerView:
@@ -110,10 +108,8 @@ def engine_run(view: AttackerView, data: Split, out: Path) -> tuple[ScoreReport,
 
 
 def good_images(report: ScoreReport) -> set[int]:
-    """The training images that came back."""
-    table = report.train
-    assert table.ssim is not None
-    return {sample for sample, ssim in zip(table.sample.tolist(), table.ssim.tolist(), strict=True) if ssim > GOOD}
+    """The training images that came back, SSIM > 0.4 as in the papers."""
+    return set(report.train.sample[report.train.passing("ssim", 0.4)].tolist())
 
 
 def scored(report: ScoreReport) -> dict[str, Any]:

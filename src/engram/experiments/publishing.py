@@ -59,10 +59,11 @@ def _figures_beside(text: Path, record: Record, figures: Path) -> list[tuple[str
 
     Other figures show images of the data set, which are nobody's to hand on with a document.
     """
-    shown, own = [], text.parent / "figures"
-    for name in _named(record).values():
-        content = (figures / name).read_bytes()
-        if own.resolve() != figures.resolve() and is_chart(content):
-            files.write_bytes(own / name, content)
-        shown.append((name, own.resolve() == figures.resolve() or is_chart(content)))
-    return shown
+    names, own = _named(record).values(), text.parent / "figures"
+    if own.resolve() == figures.resolve():
+        return [(name, True) for name in names]
+    contents = {name: (figures / name).read_bytes() for name in names}
+    charts = {name: content for name, content in contents.items() if is_chart(content)}
+    for name, content in charts.items():
+        files.write_bytes(own / name, content)
+    return [(name, name in charts) for name in names]

@@ -190,7 +190,9 @@ class EngineIteration(ABC, Generic[N]):
             return strength * math.pow(FIRST_PRIOR, 1 - phase.step / phase.length)
         if self.settings.prior is not None:
             return self.settings.prior
-        return PRIOR_GRID[phase.index] if phase.is_trial else choose_prior(state["left_unexplained"])
+        return (
+            PRIOR_GRID[phase.index] if phase.is_trial else choose_prior(tuple(state["left_unexplained"].tolist()))
+        )
 
     def _duals_move(self, phase: Phase) -> bool:
         """With several classes duals wait: while most margins are negative they would all fall to zero."""

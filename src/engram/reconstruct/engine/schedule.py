@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
-from torch import Tensor
 
 from engram.reconstruct.engine.settings import EngineSettings
 
@@ -112,19 +112,21 @@ def longest_start(affordable: int, *, trials: int, restarts: int) -> int:
     return int(max(with_short_trials, (affordable - trials * LONGEST_TRIAL) / restarts))
 
 
-def choose_prior(left_unexplained: Tensor) -> float:
-    """The largest strength whose residual on left-out neurons [len(PRIOR_GRID)] is near the best.
+@lru_cache(maxsize=8)
+def choose_prior(left_unexplained: tuple[float, ...]) -> float:
+    """The largest strength whose residual on left-out neurons, one for each of `PRIOR_GRID`, is near the best.
 
     From one random start to the next such residuals move by two percent or so, as much as they differ between
     neighbours on the grid; a parabola over the strength's logarithm through all of them is steadier.
 
-    >>> choose_prior(torch.tensor([0.21, 0.20, 0.21, 0.24])), choose_prior(torch.tensor([0.20, 0.22, 0.25, 0.3]))
+    >>> choose_prior((0.21, 0.20, 0.21, 0.24)), choose_prior((0.20, 0.22, 0.25, 0.3))
     (2.171, 0.9)
     """
     places = torch.arange(len(PRIOR_GRID), dtype=torch.float64)
     fine = torch.linspace(0, len(PRIOR_GRID) - 1, FINE, dtype=torch.float64)
     powers = torch.arange(3)
-    fitted = torch.linalg.lstsq(places[:, None] ** powers, left_unexplained.cpu().double()[:, None]).solution
+    residuals = torch.tensor(left_unexplained, dtype=torch.float64)
+    fitted = torch.linalg.lstsq(places[:, None] ** powers, residuals[:, None]).solution
     smooth = (fine[:, None] ** powers @ fitted).flatten()
     chosen = float(fine[(smooth <= (1 + TOLERANCE) * smooth.min()).nonzero().max()])
     return round(PRIOR_GRID[0] * math.pow(PRIOR_GRID[1] / PRIOR_GRID[0], chosen), 3)
