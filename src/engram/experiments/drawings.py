@@ -129,8 +129,13 @@ def evenly(images: Tensor, count: int) -> Tensor:
 
 
 def part_names(cases: Sequence[Finished]) -> Mapping[str, Finished]:
-    """A name for the figure of each case; the only one needs none."""
-    return {"": cases[0]} if len(cases) == 1 else {case.record.preset: case for case in cases}
+    """A name for the figure of each case; the only one needs none, one target under two attacks needs both words."""
+    if len(cases) == 1:
+        return {"": cases[0]}
+    presets = [case.record.preset for case in cases]
+    if len(set(presets)) == len(presets):
+        return dict(zip(presets, cases, strict=True))
+    return {f"{case.record.preset}-{case.record.attack}": case for case in cases}
 
 
 def pairs(case: Finished, best: int) -> list[Pair]:
