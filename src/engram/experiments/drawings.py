@@ -129,7 +129,7 @@ def evenly(images: Tensor, count: int) -> Tensor:
 
 
 def part_names(cases: Sequence[Finished]) -> Mapping[str, Finished]:
-    """A name for the figure of each case; the only one needs none, one target under two attacks needs both words."""
+    """A name for the figure of each case; the only one needs none, one target under two attacks both words."""
     if len(cases) == 1:
         return {"": cases[0]}
     presets = [case.record.preset for case in cases]

@@ -23,7 +23,7 @@ _BASELINES = tuple(
 
 
 def _both_ways(preset: str) -> tuple[Case, ...]:
-    """The engine beside the published scheme, whatever the recipe: the standard start is the papers' open problem."""
+    """Engine and published scheme, whatever the recipe: the standard start is the papers' open problem."""
     return tuple(Case(preset, attack) for attack in RECIPES)
 
 
