@@ -19,8 +19,8 @@ from engram.bench.machine import peak_memory_bytes
 from engram.reconstruct.engine.metric import MOST_AT_ONCE
 from engram.reconstruct.engine.objective import Objective
 from engram.reconstruct.engine.passes import ARRAYS
-from engram.reconstruct.engine.row_space import RowSpace, find_row_space
-from engram.reconstruct.engine.scales import Scales
+from engram.reconstruct.engine.row_space import RowSpace
+from engram.reconstruct.engine.scales import Scales, first_layer_space
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.targets.networks import DenseNetwork
 from engram.targets.recipe import Recipe
@@ -119,7 +119,7 @@ def row_space(case: Case) -> dict[str, Any]:
     """Seconds of the decomposition of the first layer, once for each attack."""
     weight = torch.randn(case.width, case.inputs)
     started = time.process_time()
-    find_row_space(weight)
+    first_layer_space(weight, case.image)
     return {"seconds": (time.process_time() - started) / torch.get_num_threads()}
 
 
@@ -129,7 +129,8 @@ def _objective(case: Case) -> Objective:
     basis = torch.linalg.qr(torch.randn(case.inputs, case.rank, generator=generator)).Q.T.contiguous()
     spec = MLPSpec(inputs=case.rank, widths=(case.width, case.width), first_layer_std=None)
     network: DenseNetwork = spec.initialise(generator, torch.float32)
-    space = RowSpace(basis, torch.ones(case.rank), 0.0, 0.0)
+    ones = torch.ones(case.rank)
+    space = RowSpace(basis, ones, case.rank, ones, 0.0, 0.0)
     scales = Scales(network, space, case.candidates, latent_std=1.0, slope=10.0, dual=0.01)
     return Objective(scales, EngineSettings(), Binary(), case.image)
 

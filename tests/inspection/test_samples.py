@@ -22,6 +22,7 @@ from engram.inspection import (
     inspection_record,
     judge,
 )
+from engram.inspection.spectrum import Noise
 from engram.pipeline import build_target
 from engram.targets.networks import DenseNetwork
 from engram.targets.recipe import Recipe
@@ -134,6 +135,20 @@ def test_samples_that_the_network_never_saw_do_not_explain_it(gate: Gate) -> Non
     assert verdict.decided_by == "stationarity"
 
 
+def test_noise_need_not_be_explained(gate: Gate) -> None:
+    """The gap of a layer that is mostly noise is near 1 whatever the samples; what counts is the rest."""
+    _, _, description, found = gate
+    first, *others = description.layers
+    noisy = replace(description, layers=(replace(first, noise=Noise(1.0, 0.9)), *others))
+    layers = found.kkt.layers
+    gaps = {"in reach": 0.96, "out of reach": 0.99}  # 8 % and 2 % explained, of 10 % that is no noise
+    for gap in gaps.values():
+        kkt = replace(found.kkt, layers=(replace(layers[0], gap=gap), *layers[1:]))
+        verdict = judge(noisy, replace(found, kkt=kkt))
+        assert verdict.in_reach == (gap == gaps["in reach"])
+        assert "90%" in verdict.sentence
+
+
 def test_a_ceiling_no_higher_than_the_mean_s_is_out_of_reach(gate: Gate) -> None:
     _, _, description, found = gate
     low = replace(found, ceiling=replace(found.ceiling, ssim=found.ceiling.mean_ssim))
@@ -149,7 +164,9 @@ def test_weights_decide_before_samples_do() -> None:
     first = untrained.network.weights[0].clone()
     first[:, 0] += 0.5  # one direction above noise that is still most of the energy
     loud = untrained.network.with_params({**untrained.network.params, "layers.0.weight": first})
-    assert judge(describe(AttackerView(loud, (200,), Binary()))).decided_by == "noise"
+    verdict = judge(describe(AttackerView(loud, (200,), Binary())))
+    assert (verdict.in_reach, verdict.decided_by) == (True, "row space")
+    assert "% of its energy is noise, so expect few images" in verdict.sentence
     first = 1e-3 * untrained.network.weights[0]
     first[:, 0] += 0.5
     quiet = AttackerView(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engram.attacker import AttackerView
 from engram.inspection import count_equations, describe, remaining_noise
+from engram.reconstruct.engine.row_space import SAFETY
 from engram.targets.networks import DenseNetwork
 from engram.task import Binary
 from tests.cases import network, view
@@ -49,7 +50,7 @@ def test_the_rank_is_that_of_the_planted_directions(rank: int) -> None:
     assert found.rank == rank
     assert found.edge is not None
     assert found.edge == pytest.approx(0.01 * (200**0.5 + 300**0.5), rel=0.05)
-    assert found.threshold == pytest.approx(1.15 * found.edge)
+    assert found.threshold == pytest.approx(SAFETY * found.edge)
 
 
 def test_a_layer_too_small_for_the_fit_is_unknown_and_counts_all_directions() -> None:

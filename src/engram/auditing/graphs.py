@@ -67,7 +67,8 @@ def spectrum_chart(spectrum: Spectrum, layer: str) -> Markup:
         series.append(
             Series("above the noise", [x.low, x.high], 2 * [spectrum.threshold], kind="dashed", colour=1)
         )
-    summary = f"{spectrum.rank} directions of {layer} stand above its noise."
+    summary = f"{spectrum.rank} directions of {layer} stand above its noise"
+    summary += f", {spectrum.hidden} of them among low frequencies alone." if spectrum.hidden else "."
     return chart(f"Spectrum of {layer}", x, y, series, summary=summary)
 
 

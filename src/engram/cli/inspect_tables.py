@@ -134,7 +134,8 @@ def _directions(spectrum: Spectrum) -> str:
     edge = "in all (the layer is too small to tell its noise)"
     if spectrum.edge is not None:
         edge = f"above {spectrum.threshold:.3g} (noise ends at {spectrum.edge:.3g})"
-    return f"{spectrum.rank} directions {edge}"
+    hidden = f", and {spectrum.hidden} that stand out among low frequencies" if spectrum.hidden else ""
+    return f"{spectrum.rank - spectrum.hidden} directions {edge}{hidden}"
 
 
 def _sample_facts(found: Examination, energy: str) -> dict[str, str]:

@@ -13,8 +13,8 @@ from engram.inspection.equations import Equations, count_equations
 from engram.inspection.progress import Progress, silent
 from engram.inspection.spectrum import Noise, Spectrum, noise_is_told, remaining_noise, spectrum, whole_row_space
 from engram.reconstruct.engine.closed_form import parameters
-from engram.reconstruct.engine.row_space import RowSpace, find_row_space
-from engram.reconstruct.engine.scales import derive_scales
+from engram.reconstruct.engine.row_space import RowSpace
+from engram.reconstruct.engine.scales import derive_scales, first_layer_space
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.task import Binary
 
@@ -108,4 +108,4 @@ def _row_space_and_margin(view: AttackerView) -> tuple[RowSpace, MarginEstimate 
         space = scales.space
     if not noise_is_told(*weight.shape):
         return whole_row_space(weight), margin
-    return space or find_row_space(weight), margin
+    return space or first_layer_space(weight, view.input_shape), margin

@@ -28,8 +28,9 @@ class Noise:
 class Spectrum:
     """The first layer's singular values [min(h, d)], descending, and where their noise ends.
 
-    `rank` counts the directions above `threshold` = `SAFETY` x `edge`: the row space. Where the layer is too
-    small to tell its noise, that is None and all directions count.
+    `rank` counts the directions of the row space that stand above their noise: those whose value is above
+    `threshold` = `SAFETY` x `edge`, and of images also weaker ones that stand out among low frequencies. Where the
+    layer is too small to tell its noise, that is None and all directions count.
     """
 
     values: Tensor
@@ -37,6 +38,11 @@ class Spectrum:
     noise_std: float | None
     edge: float | None
     threshold: float | None
+
+    @property
+    def hidden(self) -> int:
+        """Directions that only low frequencies tell from noise."""
+        return 0 if self.threshold is None else max(0, self.rank - int((self.values > self.threshold).sum()))
 
 
 def noise_is_told(rows: int, columns: int) -> bool:
@@ -71,13 +77,12 @@ def whole_row_space(weight: Tensor) -> RowSpace:
     """Every direction of W [h, d], down to rounding: for layers too small to tell noise from signal."""
     _, values, directions = torch.linalg.svd(weight.double(), full_matrices=False)
     kept = values > max(weight.shape) * torch.finfo(weight.dtype).eps * values[0]
-    return RowSpace(directions[kept].to(weight.dtype), values, 0.0, 0.0)
+    rank = int(kept.sum())
+    return RowSpace(directions[:rank].to(weight.dtype), values[:rank], rank, values, 0.0, 0.0)
 
 
 def spectrum(space: RowSpace, rows: int, columns: int) -> Spectrum:
     """The spectrum of a first layer [h, d]; unlike the attack's basis, it may hold no direction at all."""
     if not noise_is_told(rows, columns):
         return Spectrum(space.singular_values, space.rank, None, None, None)
-    threshold = SAFETY * space.edge
-    rank = int((space.singular_values > threshold).sum())
-    return Spectrum(space.singular_values, rank, space.noise_std, space.edge, threshold)
+    return Spectrum(space.singular_values, space.detected, space.noise_std, space.edge, SAFETY * space.edge)

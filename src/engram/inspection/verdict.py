@@ -11,7 +11,7 @@ from engram.inspection.examine import Examination
 
 Decider = Literal["hidden layer", "row space", "noise", "equations", "stationarity", "ceiling"]
 MOST = 0.5
-"""A first layer that is mostly noise, or mostly unexplained by its samples, gives the attack nothing to hold."""
+"""A first layer whose signal is mostly unexplained by its samples gives the attack nothing to hold."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def judge(description: Description, examination: Examination | None = None) -> V
     """The first obstacle on the attack's way, or what speaks for its success."""
     return (
         _obstacle_in_weights(description)
-        or (None if examination is None else _obstacle_in_samples(examination))
+        or (None if examination is None else _obstacle_in_samples(examination, noise_share(description)))
         or _way_open(description, examination)
     )
 
@@ -37,14 +37,22 @@ def explained_share(examination: Examination) -> float:
     return 1 - examination.kkt.layers[0].gap ** 2
 
 
+def noise_share(description: Description) -> float:
+    """Of the first layer's energy; 0 where it is unknown.
+
+    Noise is no obstacle to what stands above it: from a standard start 98 % are noise, and ten images come back
+    all the same.
+    """
+    noise = description.layers[0].noise
+    return 0.0 if noise is None else noise.share
+
+
 def _obstacle_in_weights(description: Description) -> Verdict | None:
-    counts, noise = description.equations, description.layers[0].noise
+    counts = description.equations
     if len(description.layers) < 2:
         return _no("hidden layer", "without a hidden layer the weights are a single sum over all samples")
     if description.spectrum.rank == 0:
         return _no("row space", "no direction of the first layer stands above the noise of its initialisation")
-    if noise is not None and noise.share > MOST:
-        return _no("noise", f"{noise.share:.0%} of the first layer's energy is the noise of its initialisation")
     if counts.samples is not None and counts.samples > counts.row_space_most_samples:
         return _no(
             "equations",
@@ -54,11 +62,13 @@ def _obstacle_in_weights(description: Description) -> Verdict | None:
     return None
 
 
-def _obstacle_in_samples(examination: Examination) -> Verdict | None:
+def _obstacle_in_samples(examination: Examination, noise: float) -> Verdict | None:
     explained, ceiling = explained_share(examination), examination.ceiling
-    if explained < MOST:
+    if explained < MOST * (1 - noise):
+        beside = f", of which {noise:.0%} are noise" if noise > MOST else ""
         return _no(
-            "stationarity", f"the samples' gradients explain only {explained:.0%} of the first layer's energy"
+            "stationarity",
+            f"the samples' gradients explain only {explained:.0%} of the first layer's energy{beside}",
         )
     # The mean counts some samples without any weights: only more than that is in them.
     by_mean = ceiling.recognisable_by_mean
@@ -72,22 +82,26 @@ def _obstacle_in_samples(examination: Examination) -> Verdict | None:
 
 
 def _way_open(description: Description, examination: Examination | None) -> Verdict:
-    rank = description.spectrum.rank
+    rank, noise = description.spectrum.rank, noise_share(description)
     directions = "1 direction" if rank == 1 else f"{rank} directions"
+    mostly_noise = f"; {noise:.0%} of its energy is noise, so expect few images, or blurred ones"
+    mostly_noise = mostly_noise if noise > MOST else ""
     if examination is None:
         most = description.equations.row_space_most_samples
         known = description.spectrum.edge is not None
         above = "above the noise of its initialisation" if known else "(it is too small to tell its noise)"
         return _yes(
-            "row space", f"the first layer has {directions} {above}, and equations for up to {most:,} samples"
+            "row space",
+            f"the first layer has {directions} {above}, and equations for up to {most:,} samples{mostly_noise}",
         )
     explained = f"the samples' gradients explain {explained_share(examination):.0%} of the first layer's energy"
     if (count := examination.ceiling.recognisable) is None:
-        return _yes("stationarity", explained)
+        return _yes("stationarity", f"{explained}{mostly_noise}")
     return _yes(
         "ceiling",
         f"{count} of {len(examination.margins)} samples have a ceiling above SSIM {RECOGNISED} in the row space "
-        f"of {directions} (by the mean image alone {examination.ceiling.recognisable_by_mean}), and {explained}",
+        f"of {directions} (by the mean image alone {examination.ceiling.recognisable_by_mean}), and {explained}"
+        f"{mostly_noise}",
     )
 
 

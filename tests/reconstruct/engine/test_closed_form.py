@@ -91,5 +91,7 @@ def test_every_task_equals_autograd(task: Task, bias: BiasPolicy) -> None:
 
 def _as_they_are(network: DenseNetwork) -> Scales:
     """No rotation, no scaling: the network's own coordinates."""
-    space = RowSpace(torch.eye(network.sizes[0], dtype=torch.float64), torch.ones(1), 0.0, 0.0)
+    space = RowSpace(
+        torch.eye(network.sizes[0], dtype=torch.float64), torch.ones(network.sizes[0]), 0, torch.ones(1), 0.0, 0.0
+    )
     return Scales(network=network, space=space, candidates=8, latent_std=1.0, slope=SLOPE, dual=1.0)

@@ -1,6 +1,8 @@
 """The engine: the same equations as the papers', solved where they live, in closed form and without tuning.
 
 row_space      the few input directions that the first layer has learnt
+frequencies    where images are large, and noise is not
+image_space    the row space of images, down to directions that only low frequencies tell from noise
 scales         every scale, from the weights alone
 closed_form    stationarity of every layer and its gradients, by matrix products only
 metric         how far each neuron's equation can be trusted in each direction

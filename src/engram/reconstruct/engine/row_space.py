@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SAFETY = 1.15
-"""Signal directions start this factor above the noise edge, where the noise's own fluctuations have ended."""
-SMALLEST = 1e-8
+SAFETY = 1.05
+"""Signal directions start this factor above the noise edge, where the noise's own fluctuations have ended: they
+are of the order of h^(-2/3), 1 % for 1,000 neurons."""
+SMALLEST = 1e-7
 """Share of the largest singular value below which `decompose` gives none."""
 
 FAINT_BELOW = 4.0
@@ -24,9 +25,12 @@ FAINT_BELOW = 4.0
 
 @dataclass(frozen=True, eq=False)
 class RowSpace:
-    """Orthonormal directions V [r, d], all singular values [min(h, d)], and where their noise ends."""
+    """Orthonormal directions V [r, d] with W's strength along each [r], all singular values of W [min(h, d)], and
+    where their noise ends. `detected` directions stand above it; one is there in any case."""
 
     basis: Tensor
+    strengths: Tensor
+    detected: int
     singular_values: Tensor
     noise_std: float
     edge: float
@@ -42,8 +46,7 @@ class RowSpace:
         Photographs differ most along the directions that are strong in W. s / (s + 4 edge) is near enough, and
         keeps the last ones, which are half noise, from being filled with it.
         """
-        values = self.singular_values[: self.rank]
-        shares = values / (values + FAINT_BELOW * self.edge)
+        shares = self.strengths / (self.strengths + FAINT_BELOW * self.edge)
         return shares / shares.square().mean().sqrt()
 
 
@@ -54,11 +57,20 @@ def find_row_space(weight: Tensor) -> RowSpace:
     """
     values, directions = decompose(weight.double())
     noise_std = noise_level(values, weight.shape[0], weight.shape[1])
-    edge = noise_std * (math.sqrt(weight.shape[0]) + math.sqrt(weight.shape[1]))
-    # Weight decay can take all noise away; what is left below the largest value is then rounding, no signal.
-    edge = max(edge, float(values[0]) * max(torch.finfo(weight.dtype).eps, SMALLEST))
-    rank = max(1, int((values > SAFETY * edge).sum()))
-    return RowSpace(directions[:rank].to(weight.dtype), values, noise_std, edge)
+    edge = max(noise_edge(noise_std, *weight.shape), floor_of_rounding(values, weight.dtype))
+    detected = int((values > SAFETY * edge).sum())
+    rank = max(1, detected)
+    return RowSpace(directions[:rank].to(weight.dtype), values[:rank], detected, values, noise_std, edge)
+
+
+def noise_edge(std: float, rows: int, columns: int) -> float:
+    """Where the singular values of noise [rows, columns] end."""
+    return std * (math.sqrt(rows) + math.sqrt(columns))
+
+
+def floor_of_rounding(values: Tensor, dtype: torch.dtype) -> float:
+    """Weight decay can take all noise away; what is left below the largest value is then rounding, no signal."""
+    return float(values[0]) * max(torch.finfo(dtype).eps, SMALLEST)
 
 
 def decompose(weight: Tensor) -> tuple[Tensor, Tensor]:

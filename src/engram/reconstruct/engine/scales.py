@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from engram.attacker import AttackerView
 from engram.errors import ConfigError
 from engram.reconstruct.engine.closed_form import parameters
+from engram.reconstruct.engine.image_space import find_image_space
 from engram.reconstruct.engine.row_space import RowSpace, find_row_space
 from engram.reconstruct.engine.settings import EngineSettings
 from engram.targets.networks import DenseNetwork
@@ -20,7 +22,7 @@ SOFTNESS = 10.0
 MARGIN_PER_SPREAD = 2.0
 """Margins of memorised samples lie at about twice the outputs' spread on random inputs in the row space."""
 FEWEST_CANDIDATES = 40
-MANY_DIRECTIONS = 200
+MANY_DIRECTIONS = 150
 
 
 def candidates_for(rank: int) -> int:
@@ -30,9 +32,17 @@ def candidates_for(rank: int) -> int:
     room; a large one has about as many directions as samples, and one for each further direction is enough.
 
     >>> candidates_for(10), candidates_for(167), candidates_for(500)
-    (40, 501, 900)
+    (40, 467, 800)
     """
     return max(FEWEST_CANDIDATES, rank + 2 * min(rank, MANY_DIRECTIONS))
+
+
+def first_layer_space(weight: Tensor, input_shape: tuple[int, ...]) -> RowSpace:
+    """What the first layer has learnt; of images, where images are large."""
+    if len(input_shape) != 3:
+        return find_row_space(weight)
+    channels, height, width = input_shape
+    return find_image_space(weight, (channels, height, width))
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +69,7 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
         raise ConfigError(
             "the engine needs a hidden layer; use `engram reconstruct --recipe haim2022` for a linear model"
         )
-    space = find_row_space(network.weights[0])
+    space = first_layer_space(network.weights[0], view.input_shape)
     # In float64 and then rounded, like the decomposition.
     inner = network.weights[0].double() @ space.basis.double().T
     reduced = network.with_params({**network.params, "layers.0.weight": inner})

@@ -26,7 +26,7 @@ TRIAL_SHARE, LONGEST_TRIAL = 0.25, 75
 since candidates go on to explain what training left beside its images; see docs/engine-log.md."""
 LEFT_OUT = 4
 """Every fourth neuron is left out of a trial."""
-TOLERANCE = 0.01
+TOLERANCE = 0.02
 """Strengths within this share of the best count as equal."""
 FINE = 301
 """Strengths that are looked at, evenly spaced in the logarithm."""
@@ -120,7 +120,7 @@ def choose_prior(left_unexplained: tuple[float, ...]) -> float:
     neighbours on the grid; a parabola over the strength's logarithm through all of them is steadier.
 
     >>> choose_prior((0.21, 0.20, 0.21, 0.24)), choose_prior((0.20, 0.22, 0.25, 0.3))
-    (2.171, 0.9)
+    (2.476, 0.992)
     """
     places = torch.arange(len(PRIOR_GRID), dtype=torch.float64)
     fine = torch.linspace(0, len(PRIOR_GRID) - 1, FINE, dtype=torch.float64)
