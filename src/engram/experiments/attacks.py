@@ -89,7 +89,7 @@ def engine_seconds(target: Plan) -> float:
     n = target.data.n
     if isinstance(target.network, ConvSpec):
         return CONVOLUTIONS
-    seconds = 60.0 if n <= 100 else 90.0 if n <= 300 else 120.0
+    seconds = 60.0 if n <= 100 else 90.0 if n <= 300 else 120.0 if n <= 1000 else 600.0
     return MANY_CLASSES * seconds if own_classes(target.task) else seconds
 
 

@@ -112,5 +112,6 @@ BUZAGLO: tuple[Experiment, ...] = (
         cases("cifar100-large"),
         together(galleries(), scatters(part="scatter")),
         (Claim("good reconstructions", "a few dozen", count_at(0, low=24)),),
+        few_cases=cases("cifar100-large", "cifar100-hour"),
     ),
 )
