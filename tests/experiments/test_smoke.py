@@ -32,6 +32,14 @@ def test_runs(name: str, smoke: Run, papers: Path) -> None:
         assert all(count["train"] <= row["n"] for count in row["counts"].values())
 
 
+@pytest.mark.parametrize("name", ["haim/fig17", "haim/fig18"])
+def test_the_standard_start_meets_both_attacks(name: str, smoke: Run) -> None:
+    (record,) = smoke.experiments([CATALOGUE[name]], go_on=False)
+    assert [row["attack"] for row in record["rows"]] == ["engine", "haim2022"]
+    assert len({row["preset"] for row in record["rows"]}) == 1
+    assert sorted(part.rsplit("-", 1)[-1] for part in record["figures"]) == ["engine", "haim2022"]
+
+
 def test_published_numbers_belong_to_presets() -> None:
     assert set(PUBLISHED) <= set(PRESETS)
     for name, published in PUBLISHED.items():

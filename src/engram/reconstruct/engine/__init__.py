@@ -14,6 +14,7 @@ frozen         upper layers that stand still between exact gradients
 schedule       trials that choose the prior's strength, then the restarts
 iteration      steps, starts, pool: what all engines do alike
 adam           how they move
+readout        images over all frequencies where noise left the row space few directions
 solver         the engine of fully-connected networks
 consensus      agreement of the restarts, merging, a score for every candidate without any training data
 budget         a time as a plan

@@ -92,6 +92,10 @@ class EngineIteration(ABC, Generic[N]):
     def images(self, moved: Tensor) -> Tensor:
         """[m, *input_shape]."""
 
+    def shown(self, moved: Tensor, duals: Tensor, labels: Tensor) -> Tensor:
+        """The images of one start [m, *input_shape] at its end."""
+        return self.images(moved)
+
     @cached_property
     def schedule(self) -> Schedule:
         """Trials only where there is a prior to choose: images, two classes, no strength given."""
@@ -166,10 +170,10 @@ class EngineIteration(ABC, Generic[N]):
         if done == 0 or self.schedule.share_of_running(steps) >= NEARLY_DONE:
             moved = torch.cat([moved, state[self.moved][None]])
             duals = torch.cat([duals, state["duals"][None]])
-        task, starts, duals = self.view.task, len(moved), duals.flatten(0, 1)
+        task, starts, pool_duals, duals = self.view.task, len(moved), duals, duals.flatten(0, 1)
         labels = task.sample_labels(state["labels"].repeat(starts), duals)
-        sizes, images = task.sample_duals(duals).abs(), self.images(moved.flatten(0, 1))
-        pool = Reconstruction(images.cpu(), sizes.cpu(), labels.cpu())
+        images = torch.cat([self.shown(*start, state["labels"]) for start in zip(moved, pool_duals, strict=True)])
+        pool = Reconstruction(images.cpu(), task.sample_duals(duals).abs().cpu(), labels.cpu())
         return consensus(pool, starts, self.settings.room)
 
     def _labels(self) -> Tensor:

@@ -10,18 +10,21 @@ total variation. `objective` holds the terms, `iteration` the steps.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from engram.loop import State
+from engram.reconstruct.engine.closed_form import run_pass
+from engram.reconstruct.engine.frequencies import Frequencies
 from engram.reconstruct.engine.frozen import Frozen
 from engram.reconstruct.engine.iteration import EngineIteration
 from engram.reconstruct.engine.metric import Metric
 from engram.reconstruct.engine.objective import Objective
-from engram.reconstruct.engine.scales import Scales, derive_scales
+from engram.reconstruct.engine.readout import mostly_noise, read_out
+from engram.reconstruct.engine.scales import PIXEL_STD, Scales, derive_scales
 from engram.targets.networks import DenseNetwork
 
 LATENT_RATE, BARE_RATE, CLASSES_RATE = 0.15, 0.08, 0.3
@@ -90,6 +93,32 @@ class Engine(EngineIteration[DenseNetwork]):
 
     def latents(self, moved: Tensor) -> Tensor:
         return moved
+
+    def shown(self, moved: Tensor, duals: Tensor, labels: Tensor) -> Tensor:
+        """In the row space; where noise left it few directions, read out over all frequencies."""
+        images = self.images(moved)
+        weight, shape = self.view.network.weights[0], self.view.input_shape
+        if len(shape) != 3 or not mostly_noise(weight, self.scales.space.noise_std):
+            return images
+        low, high = self.view.pixel_range
+        found = read_out(
+            images.flatten(1),
+            weight,
+            partial(self._signals, duals=duals, labels=labels),
+            Frequencies.of(shape),
+            PIXEL_STD * (high - low),
+        )
+        return found.view_as(images)
+
+    def _signals(self, images: Tensor, duals: Tensor, labels: Tensor) -> Tensor:
+        """What the candidates send to the first layer, [m, h]."""
+        network = self.view.network.to(dtype=images.dtype)
+
+        def run(part: slice) -> Tensor:
+            weigh = partial(self.view.task.output_weights, labels[part], duals[part])
+            return run_pass(network, images[part], weigh, self.scales.slope).signals[0]
+
+        return torch.cat([run(part) for part in self.objective.chunks(len(images))])
 
     def images(self, moved: Tensor) -> Tensor:
         return (moved @ self.scales.space.basis.to(moved.dtype)).view(-1, *self.view.input_shape)
