@@ -16,8 +16,9 @@ import torch
 
 from engram.reconstruct.engine.settings import EngineSettings
 
-PRIOR_GRID = (0.8, 1.6, 3.2, 6.4)
-"""Each twice the one before."""
+PRIOR_GRID = (1.3, 1.95, 2.925, 4.3875)
+"""Each one and a half times the one before. Weaker ones may explain left-out neurons better, by what training left
+beside its images in weak directions, but never gave more images: docs/engine-log.md."""
 CLASSES_PRIOR = 3.2
 """With several classes there are no trials: those of 75 steps take the weakest prior, and only at 250, the length
 of a start, do they take this one."""
@@ -120,7 +121,7 @@ def choose_prior(left_unexplained: tuple[float, ...]) -> float:
     neighbours on the grid; a parabola over the strength's logarithm through all of them is steadier.
 
     >>> choose_prior((0.21, 0.20, 0.21, 0.24)), choose_prior((0.20, 0.22, 0.25, 0.3))
-    (2.476, 0.992)
+    (2.518, 1.474)
     """
     places = torch.arange(len(PRIOR_GRID), dtype=torch.float64)
     fine = torch.linspace(0, len(PRIOR_GRID) - 1, FINE, dtype=torch.float64)
