@@ -25,7 +25,7 @@ from engram.reconstruct.engine.frequencies import Frequencies
 from engram.reconstruct.engine.row_space import SAFETY, RowSpace, floor_of_rounding, noise_edge, noise_level
 
 NARROWEST = 32
-"""Frequencies of the narrowest band and of the first shell; every further one has twice as many."""
+"""Frequencies of the narrowest band at least, which is the first shell too; each further one has twice as many."""
 
 
 def find_image_space(weight: Tensor, shape: tuple[int, int, int]) -> RowSpace:

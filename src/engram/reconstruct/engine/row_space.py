@@ -77,7 +77,7 @@ def decompose(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Singular values, descending [k], and right singular vectors [k, d], k = min(h, d), of a float64 matrix.
 
     A layer has fewer neurons than pixels, so the eigenvectors U of W Wᵀ [h, h] are quick to get, and
-    V = diag(1/s) Uᵀ W. Squaring costs half the digits: float64 keeps values down to 1e-8 of the largest, far below
+    V = diag(1/s) Uᵀ W. Squaring costs half the digits: float64 keeps values down to 1e-7 of the largest, far below
     any noise of an initialisation. Vectors of smaller values are not orthogonal, and no use is made of them.
 
     >>> values, directions = decompose(torch.tensor([[0.0, 3.0, 0.0], [2.0, 0.0, 0.0]]).double())
