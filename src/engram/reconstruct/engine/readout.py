@@ -37,14 +37,12 @@ def mostly_noise(weight: Tensor, noise_std: float) -> bool:
 
 def read_out(
     images: Tensor,
-    weight: Tensor,
+    rows: Tensor,
     signals: Callable[[Tensor], Tensor],
     frequencies: Frequencies,
     pixel_std: float,
 ) -> Tensor:
-    """The images [m, d] read out of W [h, d] again; `signals` maps images [m, d] to their signals [m, h], duals
-    included."""
-    rows = frequencies.coefficients(weight.double())
+    """Images [m, d] read out of W [h, d] over frequencies; `signals` maps images to theirs [m, h], with duals."""
     found = frequencies.coefficients(images.double())
     power = expected_power(rows.shape[1], pixel_std).to(rows)
     for _ in range(ROUNDS):

@@ -97,18 +97,21 @@ class Engine(EngineIteration[DenseNetwork]):
     def shown(self, moved: Tensor, duals: Tensor, labels: Tensor) -> Tensor:
         """In the row space; where noise left it few directions, read out over all frequencies."""
         images = self.images(moved)
+        if self._noisy_rows is None:
+            return images
+        frequencies, rows = self._noisy_rows
+        signals = partial(self._signals, duals=duals, labels=labels)
+        low, high = self.view.pixel_range
+        return read_out(images.flatten(1), rows, signals, frequencies, PIXEL_STD * (high - low)).view_as(images)
+
+    @cached_property
+    def _noisy_rows(self) -> tuple[Frequencies, Tensor] | None:
+        """The first layer over frequencies, once for all starts, where most of it is noise; else None."""
         weight, shape = self.view.network.weights[0], self.view.input_shape
         if len(shape) != 3 or not mostly_noise(weight, self.scales.space.noise_std):
-            return images
-        low, high = self.view.pixel_range
-        found = read_out(
-            images.flatten(1),
-            weight,
-            partial(self._signals, duals=duals, labels=labels),
-            Frequencies.of(shape),
-            PIXEL_STD * (high - low),
-        )
-        return found.view_as(images)
+            return None
+        frequencies = Frequencies.of(shape)
+        return frequencies, frequencies.coefficients(weight.double())
 
     def _signals(self, images: Tensor, duals: Tensor, labels: Tensor) -> Tensor:
         """What the candidates send to the first layer, [m, h]."""
