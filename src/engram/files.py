@@ -17,6 +17,9 @@ from engram.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import Tensor
 
+ALIGNMENT = 64
+"""Bytes: torch's own allocator begins every tensor at a multiple of this."""
+
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace `path` by `content` atomically; on any failure the old file stays as it was."""
@@ -90,13 +93,37 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
-        return load_file(path)
+        return _all_aligned(load_file(path))
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no file {path}; check the path") from error
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path} is not a whole safetensors file ({error}); copy or save it again"
         ) from error
+
+
+def tensors_from_bytes(content: bytes) -> dict[str, Tensor]:
+    """The same from the content of a safetensors file."""
+    from safetensors.torch import load
+
+    return _all_aligned(load(content))
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor, copied if it does not begin where torch's own memory would: at a multiple of 64 bytes.
+
+    BLAS libraries round differently at other addresses, and files, NumPy and buffers give any. Whatever enters
+    from outside goes through here, so that results do not depend on where it came to lie.
+    """
+    import torch
+
+    fits = tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
+    return tensor if fits else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _all_aligned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """One after the other, each original dropped once it is copied: those of wide networks are large."""
+    return {name: aligned(tensors.pop(name)) for name in list(tensors)}
 
 
 def read_json(path: Path, *, cure: str = "write it again") -> Any:

@@ -12,6 +12,7 @@ from engram.attacker import AttackerView
 from engram.data.image_set import ImageSet
 from engram.data.sampling import Split
 from engram.errors import require
+from engram.files import aligned
 from engram.targets.networks import Network
 
 Samples = ImageSet | Sequence[Tensor]
@@ -63,7 +64,7 @@ def _image_set(view: AttackerView[Network], samples: Samples, name: str) -> Imag
         images, labels = (torch.as_tensor(part) for part in samples)
         classes = tuple(map(str, range(view.task.label_count)))
         require(labels.ndim == 1, name, "must have labels [n]", tuple(labels.shape))
-        samples = ImageSet(images.detach().cpu().float(), labels.detach().cpu().long(), name, classes)
+        samples = ImageSet(aligned(images.detach().cpu().float()), labels.detach().cpu().long(), name, classes)
     require(len(samples) > 0, name, "must hold at least one record", 0, "choose other data")
     require(
         samples.shape == tuple(view.input_shape),

@@ -10,8 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load
-
 from engram import files
 from engram.attacker import AttackerView
 from engram.errors import ConfigError
@@ -152,7 +150,7 @@ class Sweep:
             "checkpoints": list(ended.checkpoints),
         }
         if self.oracle is not None and ended.state == "complete":
-            found = Reconstruction(**load(ended.files["reconstruction.safetensors"]))
+            found = Reconstruction(**files.tensors_from_bytes(ended.files["reconstruction.safetensors"]))
             row["objective"] = row["oracle"] = self.oracle.count(found)
         return row
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import save
 
 from engram import files
 from engram.attacker import AttackerView
@@ -69,7 +69,7 @@ class PackedView:
     pixel_range: tuple[float, float]
 
     def unpacked(self) -> AttackerView:
-        params = load(self.weights)
+        params = files.tensors_from_bytes(self.weights)
         layers = range(sum(name.endswith(".weight") for name in params))
         network = DenseNetwork(
             tuple(params[f"layers.{layer}.weight"] for layer in layers),

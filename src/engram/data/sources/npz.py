@@ -14,6 +14,7 @@ from torch import Tensor
 from engram.data.image_set import ImageSet
 from engram.data.sources.pixels import numbered, to_unit, within_bound
 from engram.errors import DataError
+from engram.files import aligned
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_CLASSES = 10_000  # labels beyond are identifiers, not classes
@@ -70,13 +71,13 @@ def _unit(path: Path, images: Array) -> Tensor:
     if images.ndim == 2:
         if images.size and not np.abs(images).max() <= np.finfo(np.float32).max:  # said so that NaN fails it too
             raise DataError(f"{path}: vectors must be finite in float32; remove or scale such values")
-        return torch.from_numpy(images.astype(np.float32))
+        return aligned(torch.from_numpy(images.astype(np.float32)))
     if images.size and not (images.min() >= 0 and images.max() <= 1):  # said so that NaN fails it too
         raise DataError(
             f"{path}: float images must lie in [0, 1], got {images.min()}..{images.max()}; "
             f"scale them, or save bytes as uint8"
         )
-    return torch.from_numpy(images.astype(np.float32))
+    return aligned(torch.from_numpy(images.astype(np.float32)))
 
 
 def _channels_first(path: Path, images: Tensor) -> Tensor:

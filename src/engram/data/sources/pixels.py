@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engram.errors import DataError
+from engram.files import aligned
 
 MAX_BYTES = 2**30  # a declared size beyond this is a mistake or an attack; a full CIFAR has 0.2 GB
 
@@ -36,7 +37,7 @@ def to_unit(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
     >>> to_unit(np.array([0, 51, 255], np.uint8)).tolist()
     [0.0, 0.20000000298023224, 1.0]
     """
-    return torch.from_numpy(pixels.astype(np.float32)).div_(255)
+    return aligned(torch.from_numpy(pixels.astype(np.float32))).div_(255)
 
 
 def numbered(count: int) -> tuple[str, ...]:
