@@ -32,7 +32,7 @@ test: lint browser
 
 bench: install
 	$(BIN)/engram bench -o runs/bench
-	$(BIN)/engram bench --steps -o runs/bench
+	$(BIN)/python -m benchmarks.steps -o runs/bench
 	$(BIN)/python -m benchmarks.sweep
 
 # Hours: every figure and table of the papers. Go on with the same command after a kill; start it twice to use two cores.

@@ -6,10 +6,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from engram import Binary, DataChoice, MLPSpec, Recipe, build_target
-from engram.loop import Observer
-from engram.targets.checkpoint import Card
-from engram.targets.train import Quality
+from engram.core.loop import Observer
+from engram.data.choice import DataChoice
+from engram.models.tasks.kinds import Binary
+from engram.pipeline import build_target
+from engram.training.recipe import Recipe
+from engram.training.spec import MLPSpec
+from engram.training.target import Card, Quality
 
 
 def options(description: str | None) -> argparse.ArgumentParser:

@@ -14,12 +14,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engram import AttackerView, Binary, DataChoice, Engine, EngineSettings, MLPSpec, Recipe, build_target
-from engram.data.sampling import centred
-from engram.errors import DataError
-from engram.loop import Budget, run
-from engram.matching import ncc
-from engram.reconstruct.engine.consensus import INTERCEPT, SLOPE
+from engram.attacks.engine.consensus import INTERCEPT, SLOPE
+from engram.attacks.engine.dense import Engine
+from engram.attacks.settings import EngineSettings
+from engram.core.errors import DataError
+from engram.core.loop import Budget, run
+from engram.data.choice import DataChoice
+from engram.data.sets import centred
+from engram.models.tasks.kinds import Binary
+from engram.models.view import AttackerView
+from engram.pipeline import build_target
+from engram.scoring.metrics import ncc
+from engram.training.recipe import Recipe
+from engram.training.spec import MLPSpec
 
 TARGETS = (
     DataChoice(name="faces", labels="gate", n=50, seed=11),

@@ -14,8 +14,8 @@ import time
 from dataclasses import dataclass
 
 from benchmarks.cifar_target import options, trained
-from engram.loop import Values
-from engram.targets.recipe import Flow, Recipe
+from engram.core.loop import Values
+from engram.training.recipe import Flow, Recipe
 
 
 @dataclass

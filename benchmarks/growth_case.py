@@ -14,19 +14,19 @@ from typing import Any
 import torch
 
 from benchmarks.growth_price import Price, at, timed
-from engram import files
-from engram.bench.machine import peak_memory_bytes
-from engram.reconstruct.engine.metric import MOST_AT_ONCE
-from engram.reconstruct.engine.objective import Objective
-from engram.reconstruct.engine.passes import ARRAYS
-from engram.reconstruct.engine.row_space import RowSpace
-from engram.reconstruct.engine.scales import Scales, first_layer_space
-from engram.reconstruct.engine.settings import EngineSettings
-from engram.targets.networks import DenseNetwork
-from engram.targets.recipe import Recipe
-from engram.targets.spec import MLPSpec
-from engram.targets.train import make_descent
-from engram.task import Binary
+from engram.attacks.engine.closed_form import ARRAYS
+from engram.attacks.engine.metric import MOST_AT_ONCE
+from engram.attacks.engine.objective import Objective
+from engram.attacks.engine.scales import Scales, first_layer_space
+from engram.attacks.settings import EngineSettings
+from engram.core import files
+from engram.models.networks import DenseNetwork
+from engram.models.row_space import RowSpace
+from engram.models.tasks.kinds import Binary
+from engram.papers.race import peak_memory_bytes
+from engram.training.recipe import Recipe
+from engram.training.spec import MLPSpec
+from engram.training.target import make_descent
 
 PRIOR = 1.6
 WEIGHT_PASSES = 4

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
 
-from engram.report.figures import new_figure, png
+from engram.render.figures import new_figure, png
 
 PANELS = (
     ("training", "seconds_an_epoch", 1.0, "training: seconds an epoch"),

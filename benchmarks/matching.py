@@ -17,7 +17,11 @@ import time
 import torch
 from torch import Tensor
 
-from engram.matching import Buzaglo2023, noise_candidates, score, ssim, stretched, vote_2023, zscored
+from engram.scoring.match import score
+from engram.scoring.metrics import ssim, stretched, zscored
+from engram.scoring.protocols import Buzaglo2023Protocol
+from engram.scoring.report import noise_candidates
+from engram.scoring.voting import vote_2023
 
 SHAPE = (3, 32, 32)
 
@@ -62,7 +66,7 @@ def compare_with_naive(generator: torch.Generator, count: int = 1_000, copies: i
 
 
 def blocked(candidates: Tensor, images: Tensor, mean: Tensor) -> Tensor:
-    result = score(candidates, images, mean, protocol=Buzaglo2023()).ssim
+    result = score(candidates, images, mean, protocol=Buzaglo2023Protocol()).ssim
     assert result is not None
     return result
 
@@ -86,7 +90,7 @@ def planted(images: Tensor, mean: Tensor, copies: int, generator: torch.Generato
 
 def timed(name: str, candidates: Tensor, images: Tensor, mean: Tensor) -> None:
     started, computed = time.perf_counter(), time.process_time()
-    table = score(candidates, images, mean, protocol=Buzaglo2023())
+    table = score(candidates, images, mean, protocol=Buzaglo2023Protocol())
     seconds, computed = time.perf_counter() - started, time.process_time() - computed
     products = 2 * len(candidates) * len(images) * images[0].numel()
     print(

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 
 from benchmarks.cifar_target import options, trained
-from engram.loop import Values
-from engram.targets.recipe import Recipe
+from engram.core.loop import Values
+from engram.training.recipe import Recipe
 
 
 def main() -> None:

@@ -15,19 +15,20 @@ from pathlib import Path
 
 import torch
 
-from engram.attacker import AttackerView
+from engram.attacks.reconstruction import Reconstruction
 from engram.auditing.blind import blind_view
 from engram.auditing.comparison import compare_with
+from engram.auditing.inspect import describe
+from engram.auditing.reach import judge
 from engram.auditing.record import AttackSummary, AuditRecord
 from engram.auditing.samples import audit_data
 from engram.auditing.timeline import Moment
 from engram.auditing.verdict import decide
-from engram.inspection import dense_part, describe, judge
-from engram.reconstruct.candidates import Reconstruction
-from engram.runs import versions
-from engram.targets.networks import initialise
-from engram.targets.spec import MLPSpec
-from engram.task import Binary
+from engram.core.runs import versions
+from engram.members.boundaries import dense_part
+from engram.models.tasks.kinds import Binary
+from engram.models.view import AttackerView
+from engram.training.spec import MLPSpec, initialise
 
 SHAPE = (3, 32, 32)
 

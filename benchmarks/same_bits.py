@@ -39,7 +39,8 @@ class Target:
 
 TARGETS = {
     "binary": Target(
-        (*FACES, *SMALL), {"engine": ENGINE, "haim2022": ("--recipe", "haim2022", *PUBLISHED, "--dtype", "float32")}
+        (*FACES, *SMALL),
+        {"engine": ENGINE, "haim2022": ("--recipe", "haim2022", *PUBLISHED, "--dtype", "float32")},
     ),
     "multiclass": Target(
         ("--data", "npz:people.npz", "-n", "24", "--task", "multiclass", *SMALL),

@@ -18,26 +18,28 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from engram import AttackerView, Engine, EngineSettings, Reconstruction, attack, build_target, compare
-from engram.bench.machine import busy_note, machine
-from engram.data.sampling import Split
-from engram.experiments.zoo import Plan, plan
-from engram.files import read_json, write_bytes, write_json
-from engram.matching import ScoreReport
-from engram.report.html import render
-from engram.runs import RunDirectory
-from engram.sweep.budget import StepPlan, plan_steps, with_steps
-from engram.sweep.driver import drive
-from engram.sweep.executors.processes import Processes
+from engram.attacks.engine.dense import Engine
+from engram.attacks.reconstruction import Reconstruction
+from engram.attacks.settings import EngineSettings
+from engram.auditing.verdict import sweep_verdict
+from engram.core.files import read_json, write_bytes, write_json
+from engram.core.runs import RunDirectory
+from engram.data.sets import Split
+from engram.models.networks import DenseNetwork
+from engram.models.tasks.kinds import Binary
+from engram.models.view import AttackerView
+from engram.papers.race import busy_note, machine
+from engram.pipeline import attack, build_target, compare
+from engram.render.html import render
+from engram.scoring.report import ScoreReport
+from engram.sweep.executors import Processes
 from engram.sweep.page import sweep_page
-from engram.sweep.record import Conclusion, conclude
-from engram.sweep.space import PRESETS
-from engram.sweep.spec import SweepSpec
-from engram.sweep.sweep import Sweep
-from engram.sweep.verdict import sweep_verdict
-from engram.targets.cache import TargetCache, cache_root
-from engram.targets.networks import DenseNetwork
-from engram.task import Binary
+from engram.sweep.planning import StepPlan, plan_steps, with_steps
+from engram.sweep.space import PRESETS, SweepSpec
+from engram.sweep.summary import Conclusion, conclude
+from engram.sweep.sweep import Sweep, drive
+from engram.training.cache import TargetCache, cache_root
+from engram.training.presets import Plan, plan
 
 PLAN_FILE = "plan.json"
 

@@ -19,16 +19,13 @@ from pathlib import Path
 
 import torch
 
-from engram import AttackerView, Binary, MLPSpec
-from engram.sweep.driver import drive
-from engram.sweep.executors import Executor, Job
-from engram.sweep.executors.in_process import InProcess
-from engram.sweep.executors.processes import Processes
-from engram.sweep.space import PRESETS
-from engram.sweep.spec import SweepSpec
-from engram.sweep.sweep import Sweep
-from engram.sweep.trial import Ended, Order, packed, run_trial
-from engram.targets.networks import initialise
+from engram.models.tasks.kinds import Binary
+from engram.models.view import AttackerView
+from engram.sweep.executors import Executor, InProcess, Job, Processes
+from engram.sweep.space import PRESETS, SweepSpec
+from engram.sweep.sweep import Sweep, drive
+from engram.sweep.trial import Ended, TrialOrder, packed, run_trial
+from engram.training.spec import MLPSpec, initialise
 
 TURNS = 3
 
@@ -86,7 +83,7 @@ def rate(trials: int, directory: Path) -> None:
 
 def overhead(length: float, directory: Path, trials: int = 3) -> None:
     target = view(3072, 1000, 1000)
-    order = Order(number=0, recipe="haim2022", settings={"candidates": 200, "steps": 4, "dtype": "float32"})
+    order = TrialOrder(number=0, recipe="haim2022", settings={"candidates": 200, "steps": 4, "dtype": "float32"})
     each = run_trial(packed(target), order).seconds / 4
     steps = max(1, round(length / each))
     executor = Clocked()

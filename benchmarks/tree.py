@@ -2,8 +2,8 @@
 
     python -m benchmarks.tree [SRC]
 
-A file counts as run through if any of its functions is called, and as loaded if it is imported; both are seen while
-a small real command runs.
+A file counts as run through if any of its functions is called, and as loaded if it is imported; both are seen
+while a small real command runs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,38 @@ import sys
 import tempfile
 from pathlib import Path
 
-TARGET = ("train", "--data", "faces", "--labels", "gate", "-n", "10", "--widths", "30,30", "--epochs", "50", "-o", "t")
+TARGET = (
+    "train",
+    "--data",
+    "faces",
+    "--labels",
+    "gate",
+    "-n",
+    "10",
+    "--widths",
+    "30,30",
+    "--epochs",
+    "50",
+    "-o",
+    "t",
+)
 COMMANDS = {
     "audit": ("audit", "t", "--with-data", "--budget", "1s", "-o", "audit"),
     "reconstruct": ("reconstruct", "t", "--steps", "5", "--restarts", "2", "-o", "run"),
-    "sweep": ("sweep", "t", "--space", "engine", "--set", "steps=5", "--trials", "2", "--jobs", "0", "-o", "sweep"),
+    "sweep": (
+        "sweep",
+        "t",
+        "--space",
+        "engine",
+        "--set",
+        "steps=5",
+        "--trials",
+        "2",
+        "--jobs",
+        "0",
+        "-o",
+        "sweep",
+    ),
     "reproduce": ("reproduce", "haim/fig4", "--scale", "smoke", "-o", "papers"),
 }
 WATCHED = """
@@ -68,7 +95,8 @@ def main(source: Path) -> None:
         for command, arguments in COMMANDS.items():
             called, loaded = files_of(source, Path(name), arguments)
             packages = {Path(path).parent for path in called}
-            print(f"  {command:12s} runs through {len(called)} files in {len(packages)} packages, loads {len(loaded)}")
+            through = f"runs through {len(called)} files in {len(packages)} packages"
+            print(f"  {command:12s} {through}, loads {len(loaded)}")
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from engram.errors import EngramError
-from engram.experiments.catalogue import CATALOGUE
-from engram.experiments.runner import read_records
-from engram.experiments.trends import trends
+from engram.core.errors import EngramError
+from engram.papers.catalogue import CATALOGUE
+from engram.papers.runner import read_records
+from engram.papers.trends import trends
 
 
 def main(arguments: list[str] | None = None) -> int:

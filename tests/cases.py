@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engram.attacker import AttackerView
-from engram.targets.networks import DenseNetwork, initialise
-from engram.targets.spec import BiasPolicy, MLPSpec
-from engram.task import Binary, Multiclass, MulticlassPairs, Regression, Task, infer_task
+from engram.models.networks import DenseNetwork
+from engram.models.tasks.base import Task
+from engram.models.tasks.kinds import Binary, Multiclass, MulticlassPairs, Regression
+from engram.models.tasks.names import infer_task
+from engram.models.view import AttackerView
+from engram.training.spec import BiasPolicy, MLPSpec, initialise
 
 TASKS: tuple[Task, ...] = (
     Binary(),

@@ -7,10 +7,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from engram.data.sources.faces import load_faces
-from engram.targets.convolutional import ConvNetwork
-from engram.targets.spec import BiasPolicy, ConvSpec
-from engram.task import Binary
+from engram.data.readers import load_faces
+from engram.models.networks import ConvNetwork
+from engram.models.tasks.kinds import Binary
+from engram.training.spec import BiasPolicy, ConvSpec
 
 SHAPE = (1, 12, 12)
 SIZE = 8

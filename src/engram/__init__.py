@@ -26,50 +26,50 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 if TYPE_CHECKING:
-    from engram.attacker import AttackerView as AttackerView
+    from engram.attacks.engine.dense import Engine as Engine
+    from engram.attacks.published import PublishedScheme as PublishedScheme
+    from engram.attacks.reconstruction import Reconstruction as Reconstruction
+    from engram.attacks.settings import Buzaglo2023 as Buzaglo2023
+    from engram.attacks.settings import EngineSettings as EngineSettings
+    from engram.attacks.settings import Haim2022 as Haim2022
     from engram.auditing.record import AuditRecord as AuditRecord
     from engram.auditing.run import audit as audit
     from engram.data.choice import DataChoice as DataChoice
+    from engram.models.tasks import Binary as Binary
+    from engram.models.tasks import Multiclass as Multiclass
+    from engram.models.tasks import MulticlassPairs as MulticlassPairs
+    from engram.models.tasks import Regression as Regression
+    from engram.models.view import AttackerView as AttackerView
     from engram.pipeline import attack as attack
     from engram.pipeline import build_target as build_target
     from engram.pipeline import compare as compare
-    from engram.reconstruct.candidates import Reconstruction as Reconstruction
-    from engram.reconstruct.engine.settings import EngineSettings as EngineSettings
-    from engram.reconstruct.engine.solver import Engine as Engine
-    from engram.reconstruct.published.scheme import PublishedScheme as PublishedScheme
-    from engram.reconstruct.published.settings import Buzaglo2023 as Buzaglo2023
-    from engram.reconstruct.published.settings import Haim2022 as Haim2022
-    from engram.targets.checkpoint import open_target as open_target
-    from engram.targets.recipe import Recipe as Recipe
-    from engram.targets.spec import ConvSpec as ConvSpec
-    from engram.targets.spec import MLPSpec as MLPSpec
-    from engram.task import Binary as Binary
-    from engram.task import Multiclass as Multiclass
-    from engram.task import MulticlassPairs as MulticlassPairs
-    from engram.task import Regression as Regression
+    from engram.training.recipe import Recipe as Recipe
+    from engram.training.spec import ConvSpec as ConvSpec
+    from engram.training.spec import MLPSpec as MLPSpec
+    from engram.training.target import open_target as open_target
 
 _HOMES = {
-    "AttackerView": "engram.attacker",
+    "AttackerView": "engram.models.view",
     "AuditRecord": "engram.auditing.record",
-    "Binary": "engram.task",
-    "Buzaglo2023": "engram.reconstruct.published.settings",
-    "ConvSpec": "engram.targets.spec",
+    "Binary": "engram.models.tasks",
+    "Buzaglo2023": "engram.attacks.settings",
+    "ConvSpec": "engram.training.spec",
     "DataChoice": "engram.data.choice",
-    "Engine": "engram.reconstruct.engine.solver",
-    "EngineSettings": "engram.reconstruct.engine.settings",
-    "Haim2022": "engram.reconstruct.published.settings",
-    "MLPSpec": "engram.targets.spec",
-    "Multiclass": "engram.task",
-    "MulticlassPairs": "engram.task",
-    "Recipe": "engram.targets.recipe",
-    "Regression": "engram.task",
-    "PublishedScheme": "engram.reconstruct.published.scheme",
-    "Reconstruction": "engram.reconstruct.candidates",
+    "Engine": "engram.attacks.engine.dense",
+    "EngineSettings": "engram.attacks.settings",
+    "Haim2022": "engram.attacks.settings",
+    "MLPSpec": "engram.training.spec",
+    "Multiclass": "engram.models.tasks",
+    "MulticlassPairs": "engram.models.tasks",
+    "Recipe": "engram.training.recipe",
+    "Regression": "engram.models.tasks",
+    "PublishedScheme": "engram.attacks.published",
+    "Reconstruction": "engram.attacks.reconstruction",
     "attack": "engram.pipeline",
     "audit": "engram.auditing.run",
     "build_target": "engram.pipeline",
     "compare": "engram.pipeline",
-    "open_target": "engram.targets.checkpoint",
+    "open_target": "engram.training.target",
 }
 
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -18,24 +18,21 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from engram import files
+from engram.attacks.reconstruction import Attack, Reconstruction
+from engram.core import files
+from engram.core.loop import Budget, Observer, Snapshots, Solution, run
+from engram.core.runs import MetricsLog, RunDirectory, require_free, versions
 from engram.data.choice import DataChoice
-from engram.data.image_set import ImageSet
-from engram.data.sampling import Split, centred
-from engram.loop import Budget, Observer, Snapshots, Solution, run
-from engram.matching import Buzaglo2023, ScoreReport, ScoringProtocol, VectorProtocol, evaluate
-from engram.matching.score import Assignment
-from engram.reconstruct.attack import Attack
-from engram.reconstruct.candidates import Reconstruction
-from engram.runs import MetricsLog, RunDirectory, require_free, versions
-from engram.targets.cache import TargetCache, content_key
-from engram.targets.checkpoint import Card, Target, save_target
-from engram.targets.convolutional import ConvNetwork
-from engram.targets.networks import N, Network
-from engram.targets.recipe import Recipe
-from engram.targets.spec import ConvSpec, MLPSpec, Spec
-from engram.targets.train import Quality, measure, require_classes, train
-from engram.task import Task
+from engram.data.sets import ImageSet, Split, centred
+from engram.models.networks import ConvNetwork, N, Network
+from engram.models.tasks.base import Task
+from engram.scoring.match import Assignment
+from engram.scoring.protocols import Buzaglo2023Protocol, ScoringProtocol, VectorProtocol
+from engram.scoring.report import ScoreReport, evaluate
+from engram.training.cache import TargetCache, content_key
+from engram.training.recipe import Recipe
+from engram.training.spec import ConvSpec, MLPSpec, Spec
+from engram.training.target import Card, Quality, Target, measure, require_classes, save_target, train
 
 CONVOLUTIONAL_B = 1.5
 """The 2023 paper averages candidates within this times the nearest distance for convolutional networks."""
@@ -176,7 +173,7 @@ def default_protocol(images: Tensor, network: Network | None) -> ScoringProtocol
     """The 2023 paper's, B = 1.5 for convolutional networks; vectors have their own."""
     if images.ndim != 4:
         return VectorProtocol()
-    return Buzaglo2023(B=CONVOLUTIONAL_B) if isinstance(network, ConvNetwork) else Buzaglo2023()
+    return Buzaglo2023Protocol(B=CONVOLUTIONAL_B) if isinstance(network, ConvNetwork) else Buzaglo2023Protocol()
 
 
 def _prepared(directory: Path, resume: bool, snapshot_every: float) -> Snapshots:

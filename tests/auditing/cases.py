@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from functools import cache
 
-from engram.auditing import AuditRecord, audit
-from engram.data.image_set import ImageSet
-from engram.data.labels import apply_labels
-from engram.data.sources.faces import load_faces
-from engram.reconstruct.engine.settings import EngineSettings
-from engram.targets.networks import DenseNetwork
-from engram.targets.recipe import Recipe
-from engram.targets.spec import MLPSpec
-from engram.targets.train import train
-from engram.task import Binary
+from engram.attacks.settings import EngineSettings
+from engram.auditing.record import AuditRecord
+from engram.auditing.run import audit
+from engram.data.choice import apply_labels
+from engram.data.readers import load_faces
+from engram.data.sets import ImageSet
+from engram.models.networks import DenseNetwork
+from engram.models.tasks.kinds import Binary
+from engram.training.recipe import Recipe
+from engram.training.spec import MLPSpec
+from engram.training.target import train
 
 SHAPE = (1, 25, 25)
 QUICK = EngineSettings(restarts=2, steps=60, prior=1.6)

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 import engram
-from engram.auditing import AuditRecord, audit
+from engram.attacks.reconstruction import Reconstruction
 from engram.auditing.blind import ON_BOUNDARIES, blind_view
-from engram.auditing.reliability import reliability
-from engram.errors import ConfigError, DataError, UnsupportedModelError
-from engram.inspection import dense_part
-from engram.matching import ncc
-from engram.reconstruct.candidates import Reconstruction
+from engram.auditing.record import AuditRecord
+from engram.auditing.run import audit
+from engram.core.errors import ConfigError, DataError, UnsupportedModelError
+from engram.members.boundaries import dense_part
+from engram.scoring.confidence import reliability
+from engram.scoring.metrics import ncc
 from tests.auditing.cases import QUICK, SHAPE, faces, innocent, leaking, memorising
 from tests.cases import network
 

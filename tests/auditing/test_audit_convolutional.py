@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from engram.auditing import AuditRecord, audit
-from engram.errors import ConfigError, UnsupportedModelError
-from engram.matching import Buzaglo2023
-from engram.reconstruct.engine.settings import EngineSettings
-from engram.watching import Watcher
+from engram.attacks.settings import EngineSettings
+from engram.auditing.record import AuditRecord
+from engram.auditing.run import audit
+from engram.auditing.watch import Watcher
+from engram.core.errors import ConfigError, UnsupportedModelError
+from engram.scoring.protocols import Buzaglo2023Protocol
 from tests.conv_cases import LABELS, SHAPE, drawn, faces, written
 
 QUICK = EngineSettings(restarts=2, steps=200, prior=0.2)
@@ -31,7 +32,7 @@ def test_faces_that_it_holds_are_found_and_others_are_not() -> None:
     leaking, innocent = audited(0), audited(50)
     assert leaking.verdict.outcome == "leak found"
     assert leaking.comparison is not None
-    assert leaking.comparison.score.protocol == Buzaglo2023(B=1.5)
+    assert leaking.comparison.score.protocol == Buzaglo2023Protocol(B=1.5)
     assert sum(risk.recovered for risk in leaking.risks) >= 6
     assert leaking.comparison.membership is not None
     assert leaking.comparison.membership["dual"].roc.auc > 0.9

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engram.files import write_tensors
+from engram.core.files import write_tensors
 from tests.auditing.cases import faces, memorising
 from tests.cli.command import ENGRAM, engram
 

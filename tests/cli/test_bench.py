@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from engram.cli.app import app
-from engram.errors import EngramError
+from engram.core.errors import EngramError
 from tests.cli.command import ENGRAM, engram
 from tests.cli.test_flow import target
 
@@ -35,17 +35,6 @@ def test_bench_trains_a_target_where_none_is_given(tmp_path: Path) -> None:
     engram("bench", "-n", 10, "--epochs", 5, *QUICK, "-o", tmp_path)
     record = json.loads((tmp_path / "bench.json").read_text())
     assert (record["target"]["network"], record["target"]["n"]) == ("625-1000-1000-1", 10)
-
-
-def test_steps_of_a_given_model(target: Path, tmp_path: Path) -> None:
-    printed = engram("bench", target, "--steps", "-o", tmp_path)
-    record = json.loads((tmp_path / "steps.json").read_text())
-    assert [row["candidates"] for row in record["rows"]] == [250, 500, 1000, 2000] * 2
-    assert record["memory"]["peak_memory_bytes"] > record["memory"]["loaded_bytes"] > 10_000_000
-    assert record["growth_exponent"]["with_prior"] is not None
-    assert "to the power" in printed
-    assert "peak memory" in printed
-    assert "image sizes are not compared" in printed
 
 
 def test_ctrl_c_keeps_what_was_measured(target: Path, tmp_path: Path) -> None:
@@ -71,8 +60,6 @@ def test_ctrl_c_keeps_what_was_measured(target: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("TARGET", "-n", "10"), "-n does nothing beside the finished target"),
-        (("--steps", "--budget", "3s"), "--budget does nothing beside --steps"),
-        (("TARGET", "--steps", "--data-root", "."), "--data-root does nothing beside --steps"),
         (("TARGET", "--metric", "l2"), "metric must be one of ssim>0.4, ncc>0.8"),
         (("TARGET", "--budget", "soon"), "--budget must be a positive time"),
         (("TARGET", "--published-seconds", "0"), "published_seconds must be positive"),

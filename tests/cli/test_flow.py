@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engram import DataChoice
+from engram.data.choice import DataChoice
 from tests.cli.command import ENGRAM, engram, engram_process
 
 

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from engram.cli.app import app
-from engram.errors import EngramError
+from engram.core.errors import EngramError
 from tests.cli.command import engram
 
 KEYS = {

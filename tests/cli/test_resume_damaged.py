@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from engram.attacker import AttackerView
+from engram.attacks.engine.dense import Engine
+from engram.attacks.published import PublishedScheme
+from engram.attacks.settings import EngineSettings, Haim2022
 from engram.cli.app import main
-from engram.errors import CheckpointError
+from engram.core.errors import CheckpointError
+from engram.models.open.files import read_network
+from engram.models.tasks.kinds import Binary
+from engram.models.view import AttackerView
 from engram.pipeline import attack
-from engram.reconstruct.engine.settings import EngineSettings
-from engram.reconstruct.engine.solver import Engine
-from engram.reconstruct.published.scheme import Haim2022, PublishedScheme
-from engram.targets.foreign import read_network
-from engram.task import Binary
 
 SHAPE = (3, 2, 2)
 SETTINGS = EngineSettings(candidates=6, steps=3, restarts=1, prior=0.0)

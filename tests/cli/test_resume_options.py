@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from engram.auditing import audit
+from engram.attacks.settings import EngineSettings
+from engram.auditing.run import audit
 from engram.cli.app import app
-from engram.errors import ConfigError, EngramError
-from engram.reconstruct.engine.settings import EngineSettings
+from engram.core.errors import ConfigError, EngramError
 from tests.cases import network
 
 CURE = "out to go on with that run, or start anew in another directory with -o"

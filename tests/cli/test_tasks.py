@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engram.data.sources.faces import load_faces
+from engram.data.readers import load_faces
 from tests.cli.command import engram
 
 SMALL = ("--widths", "30,30", "--epochs", 40)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from engram.data.catalog import CATALOG, load
-from engram.data.places import data_root
-from engram.data.remotes import REMOTES
-from engram.errors import ConfigError, DataError
+from engram.core.errors import ConfigError, DataError
+from engram.data.catalog import CATALOG, data_root, load
+from engram.data.download import REMOTES
 
 
 def test_the_root_is_the_argument_then_the_variable_then_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from engram.cli.data import app
-from engram.data import remotes
-from engram.errors import ConfigError, DataError
+from engram.core.errors import ConfigError, DataError
+from engram.data import download
 
 from .conftest import CONTENT, Server
 
@@ -87,7 +87,7 @@ def test_show_of_a_missing_set(tmp_path: Path) -> None:
 
 
 def test_get_fetches_into_the_data_root(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(remotes.REMOTES, "mnist", (server.file(),))
+    monkeypatch.setitem(download.REMOTES, "mnist", (server.file(),))
     result = run(app, ["get", "mnist", "--data-root", str(tmp_path)])
     assert result.exit_code == 0
     assert f"wrote {tmp_path / 'set' / 'data.gz'}" in result.output

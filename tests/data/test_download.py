@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from engram.core.errors import ConfigError, DataError
 from engram.data import download
-from engram.data.download import fetch
-from engram.data.remotes import Remote
-from engram.errors import ConfigError, DataError
+from engram.data.download import Remote, fetch
 
 from .conftest import CONTENT, Server
 

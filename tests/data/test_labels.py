@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from engram.core.errors import ConfigError
 from engram.data.catalog import CATALOG, load
-from engram.data.choice import DataChoice
-from engram.data.image_set import ImageSet
-from engram.data.labels import LABEL_MAPS, apply_labels, first_classes
-from engram.data.sources.cifar import CIFAR10
-from engram.data.sources.faces import load_faces
-from engram.errors import ConfigError
+from engram.data.choice import LABEL_MAPS, DataChoice, apply_labels, first_classes
+from engram.data.readers import CIFAR10, load_faces
+from engram.data.sets import ImageSet
 
 
 def one_of_each(name: str, classes: tuple[str, ...]) -> ImageSet:

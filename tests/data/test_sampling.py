@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engram.data.image_set import ImageSet
-from engram.data.labels import apply_labels
-from engram.data.sampling import balanced, centred, class_counts, split
-from engram.data.sources.circle import load_circle
-from engram.data.sources.faces import load_faces
-from engram.errors import ConfigError, DataError
+from engram.core.errors import ConfigError, DataError
+from engram.data.choice import apply_labels
+from engram.data.readers import load_circle, load_faces
+from engram.data.sets import ImageSet, balanced, centred, class_counts, split
 
 
 def marked(labels: list[int], classes: int = 2) -> ImageSet:

@@ -11,14 +11,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from engram.attacker import AttackerView
-from engram.sweep.driver import drive
-from engram.sweep.executors import Executor
-from engram.sweep.executors.in_process import InProcess
-from engram.sweep.record import conclude
-from engram.sweep.space import PRESETS
-from engram.sweep.spec import SweepSpec
-from engram.sweep.sweep import Sweep
+from engram.models.view import AttackerView
+from engram.sweep.executors import Executor, InProcess
+from engram.sweep.space import PRESETS, SweepSpec
+from engram.sweep.summary import conclude
+from engram.sweep.sweep import Sweep, drive
 from tests import cases
 
 SHAPE = (3, 2, 2)

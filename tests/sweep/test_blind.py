@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from engram.attacker import AttackerView
-from engram.reconstruct.candidates import Reconstruction
-from engram.sweep.blind import unexplained_share
-from engram.targets.networks import DenseNetwork
-from engram.targets.spec import BiasPolicy
-from engram.task import Binary
+from engram.attacks.reconstruction import Reconstruction
+from engram.models.networks import DenseNetwork
+from engram.models.tasks.kinds import Binary
+from engram.models.view import AttackerView
+from engram.sweep.trial import unexplained_share
+from engram.training.spec import BiasPolicy
 from tests import cases
 
 

@@ -9,15 +9,12 @@ from typing import Any
 import pytest
 from benchmarks import search_100
 
-from engram.errors import ConfigError, EngramError
-from engram.experiments.results import markdown
-from engram.experiments.searched import read_search
-from engram.sweep.budget import USED, plan_steps, with_steps
-from engram.sweep.executors import Job
-from engram.sweep.executors.in_process import InProcess
-from engram.sweep.home import recorded_steps
-from engram.sweep.space import PRESETS
-from engram.sweep.spec import SweepSpec
+from engram.core.errors import ConfigError, EngramError
+from engram.papers.results import markdown, read_search
+from engram.sweep.executors import InProcess, Job
+from engram.sweep.planning import USED, plan_steps, with_steps
+from engram.sweep.space import PRESETS, SweepSpec
+from engram.sweep.sweep import recorded_steps
 from engram.sweep.trial import Ended
 from tests.sweep import small
 

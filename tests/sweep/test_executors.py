@@ -14,23 +14,20 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from engram.errors import ConfigError
-from engram.loop import Metrics, State
-from engram.sweep.executors import ATTEMPTS, Executor, Job
-from engram.sweep.executors.in_process import InProcess
-from engram.sweep.executors.processes import Processes
-from engram.sweep.trial import Ended, Order, PackedView, packed, run_trial
-from engram.sweep.watched import Watched
+from engram.core.errors import ConfigError
+from engram.core.loop import Metrics, State
+from engram.sweep.executors import ATTEMPTS, Executor, InProcess, Job, Processes
+from engram.sweep.trial import Ended, PackedView, TrialOrder, Watched, packed, run_trial
 from tests.sweep import small
 
 SETTINGS = {"candidates": 6, "steps": 30, "lr_images": 0.01, "seed": 5}
 
 
-def order(number: int = 0, scratch: Path | None = None, **settings: float) -> Order:
-    return Order(number=number, recipe="haim2022", settings={**SETTINGS, **settings}, scratch=scratch)
+def order(number: int = 0, scratch: Path | None = None, **settings: float) -> TrialOrder:
+    return TrialOrder(number=number, recipe="haim2022", settings={**SETTINGS, **settings}, scratch=scratch)
 
 
-def job(chosen: Order) -> Job:
+def job(chosen: TrialOrder) -> Job:
     return Job("sweep", small.view(), chosen)
 
 
@@ -107,13 +104,15 @@ def test_an_interrupted_trial_goes_on_from_its_snapshot(tmp_path: Path, monkeypa
 
 def test_a_hopeless_trial_ends_at_its_checkpoint() -> None:
     free = run_trial(packed(small.view()), order())
-    strict = Order(number=0, recipe="haim2022", settings=SETTINGS, limits=(1.0, free.checkpoints[1] - 1e-6, 1.0))
+    strict = TrialOrder(
+        number=0, recipe="haim2022", settings=SETTINGS, limits=(1.0, free.checkpoints[1] - 1e-6, 1.0)
+    )
     ended = run_trial(packed(small.view()), strict)
     assert ended.state == "pruned"
     assert ended.steps == 8, "a quarter of 30, rounded up"
     assert ended.checkpoints == (*free.checkpoints[:2], -1.0)
     assert "reconstruction.safetensors" not in ended.files
-    generous = Order(number=0, recipe="haim2022", settings=SETTINGS, limits=free.checkpoints)
+    generous = TrialOrder(number=0, recipe="haim2022", settings=SETTINGS, limits=free.checkpoints)
     assert run_trial(packed(small.view()), generous).state == "complete", "as good as the limit is good enough"
 
 

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from engram import files
-from engram.sweep.driver import drive
-from engram.sweep.executors.processes import Processes
-from engram.sweep.index import read_index
-from engram.sweep.record import conclude
+from engram.core import files
+from engram.sweep.executors import Processes
+from engram.sweep.summary import conclude
+from engram.sweep.sweep import drive, read_index
 from tests.sweep import small
 
 ENGRAM = [sys.executable, "-c", "from engram.cli.app import main; main()"]

@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 
-from engram.sweep import presence
-from engram.sweep.ledger import Claim, Ledger
-from engram.sweep.sampling import SAMPLERS, NumberedSampler
-from engram.sweep.space import PRESETS
-from engram.sweep.storage import JOURNAL, whole_lines
+from engram.sweep import study
+from engram.sweep.space import PRESETS, SAMPLERS, NumberedSampler
+from engram.sweep.study import JOURNAL, ClaimedTrial, Ledger, whole_lines
 
 SPACE = PRESETS["haim2022"]
 
@@ -39,7 +37,7 @@ def ledger(directory: Path, *, sampler: str = "random", **changes: Any) -> Itera
         one.close()
 
 
-def claim(one: Ledger, total: int = 100) -> Claim:
+def claim(one: Ledger, total: int = 100) -> ClaimedTrial:
     claimed = one.claim(total, lambda _: True)
     assert claimed is not None
     return claimed
@@ -135,7 +133,7 @@ def test_a_sweep_elsewhere_is_dead_when_its_beat_stands_still(
 ) -> None:
     """Two machines that share only a database: no lock file tells, the beat does."""
     url = f"sqlite:///{tmp_path / 'shared.db'}"
-    monkeypatch.setattr(presence, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(study, "BEAT_SECONDS", 0.1)
     _killed_with_two_claims(tmp_path / "there", url)
     with ledger(tmp_path / "other", url=url) as alive, ledger(tmp_path / "here", url=url, grace=1.5) as one:
         held = claim(alive).number

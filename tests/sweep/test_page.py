@@ -11,23 +11,20 @@ import pytest
 import torch
 from markupsafe import escape
 
-from engram.attacker import AttackerView
+from engram.attacks.reconstruction import Reconstruction
+from engram.auditing.verdict import sweep_verdict
 from engram.data.choice import DataChoice
-from engram.data.sampling import Split
+from engram.data.sets import Split
+from engram.models.tasks.kinds import Binary
+from engram.models.view import AttackerView
 from engram.pipeline import compare
-from engram.reconstruct.candidates import Reconstruction
-from engram.report.html import render
-from engram.report.html.charts import Axis
-from engram.report.html.parallel import Choices, Line, parallel_chart
-from engram.sweep.driver import drive
-from engram.sweep.executors.in_process import InProcess
+from engram.render.html import render
+from engram.render.svg import Axis, Choices, TrialLine, parallel_chart
+from engram.sweep.executors import InProcess
 from engram.sweep.page import sweep_page
-from engram.sweep.record import Conclusion, conclude
-from engram.sweep.space import Choice, Space
-from engram.sweep.spec import SweepSpec
-from engram.sweep.sweep import Sweep
-from engram.sweep.verdict import sweep_verdict
-from engram.task import Binary
+from engram.sweep.space import Choice, Space, SweepSpec
+from engram.sweep.summary import Conclusion, conclude
+from engram.sweep.sweep import Sweep, drive
 from tests import cases
 from tests.sweep import small
 
@@ -125,7 +122,7 @@ def test_lines_stay_within_the_axes_and_names_are_escaped() -> None:
         Choices("<b>", ["a", "b"]),
         Axis("objective", 0, 1),
     ]
-    drawn = parallel_chart("t", axes, [Line([0.5, "b", 7.0], "<i>", is_best=True)], summary="s")
+    drawn = parallel_chart("t", axes, [TrialLine([0.5, "b", 7.0], "<i>", is_best=True)], summary="s")
     assert "<b>" not in drawn
     assert "<i>" not in drawn
     points = re.findall(r'points="([^"]+)"', drawn)

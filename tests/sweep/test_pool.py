@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engram.reconstruct.candidates import Reconstruction
-from engram.reconstruct.engine.consensus import SAME_IMAGE, confidence
+from engram.attacks.engine.consensus import SAME_IMAGE, confidence
+from engram.attacks.reconstruction import Reconstruction
 from engram.sweep.pool import pool_trials
 
 SHAPE = (1, 4, 4)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engram.errors import ConfigError
-from engram.sweep.recipes import RECIPES, build_attack
+from engram.attacks.registry import RECIPES, build_attack
+from engram.core.errors import ConfigError
 from engram.sweep.space import PRESETS, Choice, Range, Space, find_space, read_space
 from tests.sweep import small
 

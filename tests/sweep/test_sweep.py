@@ -11,23 +11,17 @@ import matplotlib as mpl
 import optuna
 import pytest
 
-from engram.attacker import AttackerView
+from engram.core.errors import ConfigError, EngramError
 from engram.data.choice import DataChoice
-from engram.data.sampling import Split
-from engram.errors import ConfigError, EngramError
-from engram.report.sweep import sweep_figure
-from engram.sweep.driver import drive
-from engram.sweep.executors.in_process import InProcess
-from engram.sweep.executors.processes import Processes
-from engram.sweep.index import append_row, read_index
-from engram.sweep.ledger import Row
-from engram.sweep.oracle import Oracle
-from engram.sweep.pruning import WARM_UP
-from engram.sweep.record import conclude
-from engram.sweep.space import PRESETS, Space
-from engram.sweep.spec import SweepSpec
-from engram.sweep.sweep import Sweep
-from engram.task import Binary
+from engram.data.sets import Split
+from engram.models.tasks.kinds import Binary
+from engram.models.view import AttackerView
+from engram.render.plots import sweep_figure
+from engram.sweep.executors import InProcess, Processes
+from engram.sweep.space import PRESETS, WARM_UP, Space, SweepSpec
+from engram.sweep.study import Row
+from engram.sweep.summary import conclude
+from engram.sweep.sweep import Oracle, Sweep, append_row, drive, read_index
 from tests import cases
 from tests.sweep import small
 

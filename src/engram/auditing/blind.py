@@ -1,4 +1,4 @@
-"""How sure a stranger can be of a candidate: agreement of restarts, raised by neuron boundaries."""
+"""How sure an attacker can be of a candidate: agreement of restarts, raised by neuron boundaries."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engram.inspection import DensePart
-from engram.reconstruct.candidates import Reconstruction
+from engram.attacks.reconstruction import Reconstruction
+from engram.members.boundaries import DensePart
 
 NULL_POINTS = 2000
 BEYOND = 2

@@ -8,19 +8,20 @@ from typing import Any
 
 from torch import Tensor
 
-from engram.attacker import AttackerView
 from engram.auditing.blind import BlindView
-from engram.auditing.reliability import Reliability, reliability
+from engram.auditing.examine import Examination, examine_either
 from engram.auditing.samples import AuditData
-from engram.inspection import DensePart, Examination, examine_either
-from engram.matching import ScoreReport, Threshold
-from engram.matching.roc import Roc, roc
-from engram.matching.table import HIGHER_IS_BETTER
-from engram.membership import Membership, membership_tests
+from engram.members.boundaries import DensePart
+from engram.members.evidence import Membership, membership_tests
+from engram.models.networks import Network
+from engram.models.row_space import RowSpace
+from engram.models.tasks.kinds import Binary
+from engram.models.view import AttackerView
 from engram.pipeline import compare
-from engram.reconstruct.engine.row_space import RowSpace
-from engram.targets.networks import Network
-from engram.task import Binary
+from engram.scoring.confidence import Reliability, reliability
+from engram.scoring.report import ScoreReport
+from engram.scoring.roc import Roc, roc
+from engram.scoring.table import HIGHER_IS_BETTER, Threshold
 
 LEARNT = 0.9
 """A model that was trained on the records gets at least this share of them right."""

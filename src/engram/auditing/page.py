@@ -2,17 +2,265 @@
 
 from __future__ import annotations
 
-from engram.auditing.page_blind import (
-    baseline_sections,
-    candidate_section,
-    course_section,
-    settings_section,
-    weights_section,
+from typing import TYPE_CHECKING
+
+from engram.auditing.inspect import ConvDescription
+from engram.auditing.visuals import (
+    baseline_gallery,
+    candidate_gallery,
+    confidence_chart,
+    output_chart,
+    pair_anchor,
+    pair_gallery,
+    roc_chart,
+    spectrum_chart,
+    timeline_chart,
 )
-from engram.auditing.page_data import control_section, membership_section, pairs_section, risk_section
-from engram.auditing.record import AuditRecord
-from engram.auditing.words import limits
-from engram.report.html import Page, Section, Tile
+from engram.render.html import Cell, Page, Section, Table, Tile
+from engram.scoring.roc import RATES
+
+if TYPE_CHECKING:
+    from engram.auditing.record import AuditRecord
+
+READS_FEATURES = (
+    "The network begins with convolutions. What is said of weights and records is said of its first "
+    "fully-connected layer and of the features that enter it: directions, duals, neuron boundaries. How much of "
+    "an image those could give back at best is not known, so there is no ceiling, and no count of equations."
+)
+LIMITS = (
+    "No leak found is not a proof of safety: it says that this attack, with this budget, recovered nothing beyond "
+    "the control. A better attack may recover more, and networks outside the supported family are refused, not "
+    "declared safe.",
+    "A leak found is what a stranger with the weights can do; what queries alone would tell is not measured.",
+    "The control is only as good as the held-out records: they must be of the same kind as the training records, "
+    "and never seen in training. Data of another kind make chance look like a leak, or hide one.",
+    "Matching uses the training images and their mean, which a stranger does not have; the candidates, their "
+    "confidence and their order do not.",
+    "SSIM counts include what the mean image alone would match, see the column of noise; NCC is free of it and "
+    "decides the verdict.",
+    "The confidence was calibrated on other targets of this kind; how well it fits this one is shown above where "
+    "data were given.",
+)
+FITTED_ELSEWHERE = (
+    "The confidence was calibrated on fully-connected targets; with convolutions it was too modest where it was "
+    "checked, so read it as an order. How well it fits here is shown above where data were given."
+)
+
+
+def read_layer(record: AuditRecord) -> str:
+    """The layer that row space, duals and boundaries are those of, in words."""
+    return "the first layer" if record.architecture is None else "the first fully-connected layer"
+
+
+def limits(record: AuditRecord) -> tuple[str, ...]:
+    """What the numbers do not say; the last is on the confidence."""
+    return LIMITS if record.architecture is None else (*LIMITS[:-1], FITTED_ELSEWHERE)
+
+
+def reproduce(record: AuditRecord) -> list[str]:
+    """The command that made this report, or the call from Python that gives the same candidates."""
+    if record.command is not None:
+        return [record.command]
+    shape = "x".join(map(str, record.view.input_shape))
+    layers = "" if record.architecture is None else f" --arch '{record.architecture}'"
+    return [f"engram audit MODEL --input-shape {shape}{layers} --task {record.view.task.name} -o runs/audit"]
+
+
+BASELINES = {
+    "model inversion": "{:,} starts, half climbing the output and half descending, by rising output.",
+    "first-layer weights": "All {:,} rows of the first layer, each as an image, the largest first.",
+    "first-layer kernels": "All {:,} kernels of the first convolution; smaller than an image, they are shown and "
+    "not scored.",
+}
+
+
+def candidate_section(record: AuditRecord) -> Section:
+    reliability = None if record.comparison is None else record.comparison.reliability
+    paragraphs = [
+        "What a stranger holds in hand, without any data: the candidates with the highest confidence that they "
+        "show a training image. They are shown without the mean image, which a stranger does not know, stretched "
+        "to full contrast."
+    ]
+    if len(record.view.input_shape) != 3:
+        paragraphs.append("The inputs are no images, so there is nothing to show; see reconstruction.safetensors.")
+    tables, charts = [], []
+    if reliability is not None:
+        paragraphs.append("With data at hand, the confidence can be checked: what was said against what was true.")
+        charts = [confidence_chart(reliability)]
+        rows = [(one.k, one.train, one.held_out) for one in reliability.precision]
+        heads = ("most confident", "show a training image", "show a held-out image")
+        tables = [Table(heads, rows, "Precision: share of the k most confident candidates with NCC above 0.8")]
+    return Section(
+        "candidates",
+        "What a stranger would hold in hand",
+        paragraphs,
+        charts,
+        candidate_gallery(record.blind.found, record.view.input_shape),
+        tables,
+    )
+
+
+def weights_section(record: AuditRecord) -> Section:
+    description = record.description
+    if isinstance(description, ConvDescription):
+        told = READS_FEATURES
+    else:
+        told = f"Equations enough for up to {description.equations.row_space_most_samples:,} records."
+    heads = ("layer", "inputs", "outputs", "norm", "share of noise")
+    rows = [
+        (layer.name, layer.inputs, layer.outputs, layer.norm, None if layer.noise is None else layer.noise.share)
+        for layer in description.layers
+    ]
+    return Section(
+        "weights",
+        "What the weights say before any attack",
+        [record.reach.sentence, told],
+        [spectrum_chart(description.spectrum, read_layer(record))],
+        tables=[Table(heads, rows, f"{description.name}, {description.parameters:,} parameters")],
+    )
+
+
+def course_section(record: AuditRecord) -> Section:
+    return Section(
+        "course", "Good images over time", [f"The attack {record.attack.message}."], [timeline_chart(record)]
+    )
+
+
+def baseline_sections(record: AuditRecord) -> list[Section]:
+    sections = []
+    for baseline in record.baselines:
+        paragraphs, tables = [], []
+        text = BASELINES[baseline.name].format(len(baseline.images))
+        paragraphs.append(text + " A simpler way of looking at the weights, to stand beside the attack.")
+        if baseline.score is not None:
+            rows = [(row.threshold.text, row.train, row.held_out, row.excess) for row in baseline.score.counts]
+            tables = [Table(("recovered", "training", "held-out", "excess"), rows, "Scored like the attack")]
+        anchor = baseline.name.replace(" ", "-")
+        gallery = baseline_gallery(baseline, record.view.input_shape)
+        title = f"Baseline: {baseline.name}"
+        sections.append(Section(anchor, title, paragraphs, gallery=gallery, tables=tables))
+    return sections
+
+
+def settings_section(record: AuditRecord) -> Section:
+    settings = {"recipe": record.attack.recipe, **record.attack.settings}
+    rows = [
+        (name, "derived from the weights" if value is None else str(value)) for name, value in settings.items()
+    ]
+    versions = [(name, value) for name, value in record.versions.items()]
+    return Section(
+        "reproduce",
+        "Settings and how to reproduce",
+        [f"Weights (SHA-256): {record.view.network.digest()}"],
+        tables=[
+            Table(("setting", "value"), rows, "Settings of the attack"),
+            Table(("software", "version"), versions, "Versions"),
+        ],
+        code=reproduce(record),
+    )
+
+
+RISK_HEADS = {
+    "index": "record",
+    "label": "label",
+    "recovered": "recovered",
+    "member_told": "member told",
+    "ssim": "SSIM",
+    "ncc": "NCC",
+    "relative_l2": "relative L2",
+    "margin": "margin",
+    "dual": "dual",
+    "ceiling_ssim": "ceiling SSIM",
+    "boundaries": "boundaries",
+    "membership": "membership",
+    "confidence": "confidence",
+}
+
+
+def pairs_section(record: AuditRecord) -> Section | None:
+    if record.comparison is None or record.comparison.score.train.ssim is None:
+        return None
+    score = record.comparison.score
+    heads = ("recovered", "training records", "held-out records", "excess", "from noise")
+    rows = [(row.threshold.text, row.train, row.held_out, row.excess, row.noise) for row in score.counts]
+    return Section(
+        "pairs",
+        "Training images read out of the weights",
+        [
+            "Each reconstruction stands above the training image it was matched to, best first, with their SSIM "
+            "(1 is identical, above 0.4 is what the papers call good). Click to enlarge."
+        ],
+        gallery=pair_gallery(score, record.comparison.data.train),
+        tables=[Table(heads, rows, f"Counts of {len(score.train)} records; the excess is what was recovered")],
+    )
+
+
+def control_section(record: AuditRecord) -> Section | None:
+    if record.comparison is None:
+        return None
+    comparison = record.comparison
+    charts = [output_chart(comparison)] if comparison.score.train.model_output is not None else []
+    paragraphs, tables = [f"{warning[0].upper()}{warning[1:]}." for warning in comparison.warnings], []
+    if comparison.roc is not None:
+        charts.insert(0, roc_chart("Best match: training against held-out", {"best match": comparison.roc}))
+        rows = [(f"{rate:.1%}", comparison.roc.at(rate)) for rate in RATES]
+        caption = f"Share of records told by their best match (AUC {comparison.roc.auc:.3f})"
+        tables.append(Table(("false-positive rate", "true-positive rate"), rows, caption))
+        if comparison.roc.note is not None:
+            paragraphs.append(comparison.roc.note + ".")
+    lead = (
+        "The same candidates are scored against held-out records of the same kind. What they match there is "
+        "chance or blur; only what goes beyond is a leak."
+    )
+    return Section("control", "Control: is it more than chance?", [lead, *paragraphs], charts, tables=tables)
+
+
+def risk_section(record: AuditRecord) -> Section | None:
+    if record.comparison is None:
+        return None
+    risks = record.risks
+    known = [name for name in RISK_HEADS if any(getattr(risk, name) is not None for risk in risks)]
+    table = Table(
+        heads=[RISK_HEADS[name] for name in known],
+        rows=[[getattr(risk, name) for name in known] for risk in risks],
+        caption=f"{len(risks)} records, those at most risk first; also in risk.csv",
+        sortable=True,
+        links=[pair_anchor(record.comparison.score, risk.index) for risk in risks],
+    )
+    text = (
+        f"Recovered: a reconstruction with {record.comparison.threshold.text}. Member told: its membership score "
+        "lies above that of every held-out record."
+    )
+    if "ceiling_ssim" in known:
+        text += " The ceiling is the best SSIM that any method without an image prior can reach."
+    if "dual" in known:
+        text += " The dual is how much training leant on the record."
+    return Section("risk", "Which records leak", [text], tables=[table])
+
+
+def membership_section(record: AuditRecord) -> Section | None:
+    membership = None if record.comparison is None else record.comparison.membership
+    if membership is None:
+        return None
+    heads = ("test", "AUC", *(f"TPR at {rate:.1%} FPR" for rate in RATES))
+    rows: list[list[Cell]] = [
+        [test.name, test.roc.auc, *(test.roc.at(rate) for rate in RATES)] for test in membership.tests
+    ]
+    notes = [note for note in (membership.note, membership["combined"].roc.note) if note is not None]
+    curves = {test.name: test.roc for test in membership.tests}
+    return Section(
+        "membership",
+        "Was this record in training?",
+        [
+            "Asked of the weights: on how many neuron boundaries a record lies (boundaries), how much of "
+            f"{read_layer(record)} it explains in one fit with the held-out records (dual), and the mean of both "
+            "ranks (combined). Thresholding the loss is the usual way, for comparison. Nothing was fitted to who "
+            "is a member.",
+            *(f"{note}." for note in notes),
+        ],
+        [roc_chart("Membership", curves)],
+        tables=[Table(heads, rows, "True-positive rates at fixed false-positive rates")],
+    )
 
 
 def page_of(record: AuditRecord) -> Page:

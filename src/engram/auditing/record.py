@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from engram import files
-from engram.attacker import AttackerView
+from engram.auditing.baselines import Baseline
 from engram.auditing.blind import BlindView
-from engram.auditing.compared import Baseline
 from engram.auditing.comparison import Comparison, Risk
+from engram.auditing.inspect import AnyDescription
+from engram.auditing.reach import Verdict, record_of_either
 from engram.auditing.timeline import Moment
 from engram.auditing.verdict import AuditVerdict
-from engram.inspection import AnyDescription, Verdict, record_of_either
-from engram.targets.convolutional import ConvNetwork
-from engram.targets.networks import Network
+from engram.core import files
+from engram.models.networks import ConvNetwork, Network
+from engram.models.view import AttackerView
 
 SCHEMA_VERSION = 1
 
@@ -116,7 +116,7 @@ class AuditRecord:
     def to_html(self) -> str:
         """The report: one page without outside parts."""
         from engram.auditing.page import page_of
-        from engram.report.html import render
+        from engram.render.html import render
 
         return render(page_of(self))
 
@@ -130,7 +130,7 @@ class AuditRecord:
     def _repr_html_(self) -> str:
         """The verdict and the gallery, for notebooks."""
         from engram.auditing.page import page_of
-        from engram.report.html import render_gallery
+        from engram.render.html import render_gallery
 
         return render_gallery(page_of(self))
 

@@ -9,29 +9,31 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from engram.attacker import AttackerView
+from engram.attacks.inversion import InversionSettings
+from engram.attacks.reconstruction import Attack
+from engram.attacks.registry import choose_scheme
+from engram.attacks.settings import EngineSettings
+from engram.auditing.baselines import Scale, inversion_settings, run_baselines
 from engram.auditing.blind import blind_view
-from engram.auditing.compared import Scale, inversion_settings, run_baselines
 from engram.auditing.comparison import compare_with
+from engram.auditing.inspect import describe_either
+from engram.auditing.reach import judge_either
 from engram.auditing.record import AttackSummary, AuditRecord
 from engram.auditing.samples import AuditData, Samples, audit_data
-from engram.auditing.scheme import choose_scheme
 from engram.auditing.timeline import Milestones, Timeline
 from engram.auditing.verdict import decide
-from engram.baselines import InversionSettings
-from engram.errors import ConfigError
-from engram.inspection import dense_part, describe_either, judge_either
-from engram.loop import Observer
+from engram.core.errors import ConfigError
+from engram.core.loop import Observer
+from engram.core.runs import versions
+from engram.members.boundaries import dense_part
+from engram.models.architecture import Architecture
+from engram.models.networks import Network
+from engram.models.open.described import described_network
+from engram.models.open.state_dict import dense_network
+from engram.models.tasks.names import infer_task, task_named
+from engram.models.view import AttackerView
 from engram.pipeline import attack, default_protocol
-from engram.reconstruct.attack import Attack
-from engram.reconstruct.engine.settings import EngineSettings
-from engram.runs import versions
-from engram.targets.architecture import Architecture
-from engram.targets.checkpoint import Card, open_target
-from engram.targets.described import described_network
-from engram.targets.networks import Network
-from engram.targets.state_dict import dense_network
-from engram.task import infer_task, task_named
+from engram.training.target import Card, open_target
 
 Model = nn.Module | Network | Mapping[str, Tensor] | Path | str
 TIMELINE_FILE = "timeline.jsonl"

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engram.attacker import AttackerView
-from engram.data.image_set import ImageSet
-from engram.data.sampling import Split
-from engram.errors import require
-from engram.files import aligned
-from engram.targets.networks import Network
+from engram.core.errors import require
+from engram.core.files import aligned
+from engram.data.sets import ImageSet, Split
+from engram.models.networks import Network
+from engram.models.view import AttackerView
 
 Samples = ImageSet | Sequence[Tensor]
 """An ImageSet, or (images [n, *shape] in [0, 1], labels [n])."""

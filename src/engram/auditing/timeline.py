@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from engram import files
-from engram.attacker import AttackerView
+from engram.attacks.reconstruction import Attack, Reconstruction
 from engram.auditing.blind import SURE
 from engram.auditing.samples import AuditData
-from engram.loop import Metrics, State, Values
-from engram.matching import ScoreReport, ScoringProtocol
+from engram.core import files
+from engram.core.loop import Metrics, State, Values
+from engram.models.networks import Network
+from engram.models.view import AttackerView
 from engram.pipeline import compare
-from engram.reconstruct.attack import Attack
-from engram.reconstruct.candidates import Reconstruction
-from engram.targets.networks import Network
+from engram.scoring.protocols import ScoringProtocol
+from engram.scoring.report import ScoreReport
 
 FIRST_MOMENT, GROWTH = 2.0, 1.5
 """Moments lie at 2, 3, 4.5, ... seconds of the attack: a dozen in two minutes, twenty in an hour."""

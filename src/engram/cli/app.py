@@ -53,7 +53,7 @@ app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
 
 def main() -> None:
     """Run the command line; an expected failure is one message and exit code 1, without a traceback."""
-    from engram.errors import EngramError
+    from engram.core.errors import EngramError
 
     try:
         app()

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from engram.inspection.progress import Progress as Parts
-    from engram.loop import Observer, Values
-    from engram.targets.recipe import Recipe
+    from engram.core.loop import Observer, Values
+    from engram.core.progress import Progress as Parts
+    from engram.training.recipe import Recipe
 
 
 class ShowShare(Protocol):
@@ -48,7 +48,7 @@ def training_bar(recipe: Recipe) -> Iterator[Observer]:
         with progress_bar("training", recipe.epochs) as observer:
             yield observer
         return
-    from engram.experiments.progress import by_recipe
+    from engram.papers.attacks import by_recipe
 
     shares: list[float] = []
     tell = by_recipe(shares.append, recipe)

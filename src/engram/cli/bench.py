@@ -1,4 +1,4 @@
-"""`engram bench`: the published scheme and the engine side by side; with --steps, what a step costs."""
+"""`engram bench`: the published scheme and the engine side by side."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from engram.cli.options import DataName, DataRoot, Labels, Number, parse_seconds
 from engram.cli.target import open_finished
 
 if TYPE_CHECKING:
-    from engram.attacker import AttackerView
-    from engram.bench.race import Race, RaceSettings
-    from engram.bench.ratio import Curve
-    from engram.targets.checkpoint import Card
+    from engram.models.view import AttackerView
+    from engram.papers.race import Curve, Race, RaceSettings
+    from engram.training.target import Card
+
 
 EXAMPLES = (
     "Examples: engram bench -o runs/bench; engram bench runs/gate --published-seconds 300 -o runs/bench; "
-    "engram bench --data cifar10 -n 100 --budget 60s -o runs/bench100; engram bench --steps -o runs/bench"
+    "engram bench --data cifar10 -n 100 --budget 60s -o runs/bench100"
 )
 INTERRUPTED = 130
 
@@ -45,42 +45,28 @@ def bench(
     metric: Annotated[
         str | None, typer.Option("--metric", help="Of the headline ratio: ncc>0.8 or ssim>0.4 (ncc>0.8).")
     ] = None,
-    steps: Annotated[
-        bool, typer.Option("--steps", help="Measure seconds a step and memory of the engine instead.")
-    ] = False,
 ) -> None:
     """Run the published scheme and the engine on the same weights: seconds a step, images over time, ratio.
 
     Without MODEL a target like the demo's is trained: 50 faces unless --data and -n say otherwise.
-    Writes bench.json and bench.png, or with --steps steps.json. Ctrl-C keeps what was measured so far.
+    Writes bench.json and bench.png. Ctrl-C keeps what was measured so far.
     """
-    from engram.errors import ConfigError
-    from engram.files import prepare_directory
+    from engram.core.errors import ConfigError
+    from engram.core.files import prepare_directory
 
     training = {"--data": data, "--labels": labels, "-n": n, "--epochs": epochs, "--lr": lr}
-    racing = {"--published-seconds": published_seconds, "--budget": budget, "--metric": metric}
-    foreign: dict[str, Any] = training | racing if steps else training if model is not None else {}
-    if steps and model is not None:
-        foreign["--data-root"] = data_root
-    if stray := [name for name, value in foreign.items() if value is not None]:
-        beside = "--steps" if steps else f"the finished target {model}"
-        raise ConfigError(f"{', '.join(stray)} does nothing beside {beside}; leave it out")
+    if stray := [name for name, value in training.items() if model is not None and value is not None]:
+        raise ConfigError(f"{', '.join(stray)} does nothing beside the finished target {model}; leave it out")
     settings = _settings(published_seconds, budget, metric)
     prepare_directory(out)
-    if steps:
-        from engram.cli.bench_steps import run_steps
-
-        is_whole = run_steps(model, out, data_root)
-    else:
-        view, card = open_finished(model) if model is not None else _train(training, data_root)
-        is_whole = _race(view, card, settings, out, data_root)
-    if not is_whole:
+    view, card = open_finished(model) if model is not None else _train(training, data_root)
+    if not _race(view, card, settings, out, data_root):
         typer.echo("interrupted: only what was measured so far is written", err=True)
         raise typer.Exit(INTERRUPTED)
 
 
 def _settings(published_seconds: float | None, budget: str | None, metric: str | None) -> RaceSettings:
-    from engram.bench.race import RaceSettings
+    from engram.papers.race import RaceSettings
 
     given: dict[str, Any] = {"published_seconds": published_seconds, "metric": metric}
     given["budget_seconds"] = None if budget is None else parse_seconds(budget)
@@ -91,30 +77,31 @@ def _train(chosen: dict[str, Any], root: Path | None) -> tuple[AttackerView, Car
     """The demo's target, or one like it on other data."""
     from dataclasses import replace
 
-    from engram.attacker import AttackerView
     from engram.data.catalog import default_labels
-    from engram.experiments import gate
+    from engram.models.tasks.kinds import Binary
+    from engram.models.view import AttackerView
     from engram.pipeline import build_target
+    from engram.training.presets import GATE, GATE_NETWORK
 
     given = {option.lstrip("-"): value for option, value in chosen.items() if value is not None}
-    choice = gate.DATA
+    choice = GATE.data
     if "data" in given:
         choice = replace(choice, name=given["data"], labels=default_labels(given["data"]))
     choice = replace(choice, **{name: given[name] for name in ("labels", "n") if name in given})
-    recipe = replace(gate.RECIPE, **{name: given[name] for name in ("epochs", "lr") if name in given})
+    recipe = replace(GATE.recipe, **{name: given[name] for name in ("epochs", "lr") if name in given})
     inputs = choice.load(root, held_out=0).train.images[0].numel()
     with progress_bar("training", recipe.epochs) as progress:
         target = build_target(
-            choice, replace(gate.NETWORK, inputs=inputs), recipe, gate.TASK, root=root, observers=[progress]
+            choice, replace(GATE_NETWORK, inputs=inputs), recipe, Binary(), root=root, observers=[progress]
         )
     assert target.card is not None
-    return AttackerView(target.network, target.card.input_shape, gate.TASK), target.card
+    return AttackerView(target.network, target.card.input_shape, Binary()), target.card
 
 
 def _race(view: AttackerView, card: Card, settings: RaceSettings, out: Path, root: Path | None) -> bool:
     """Run, write and show; whether the run was not cut short."""
-    from engram.bench.race import run_race
-    from engram.files import write_bytes, write_json
+    from engram.core.files import write_bytes, write_json
+    from engram.papers.race import run_race
 
     def keep(race: Race) -> None:
         write_json(out / "bench.json", race.to_json())
@@ -133,8 +120,7 @@ def _show(race: Race) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from engram.bench.machine import busy_note
-    from engram.bench.race import METRICS
+    from engram.papers.race import METRICS, busy_note
 
     table = Table("scheme", "seconds a step", "steps", "seconds", *METRICS)
     for name, one in (("published", race.published), ("engine", race.engine)):

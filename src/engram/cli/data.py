@@ -13,6 +13,7 @@ from engram.cli.options import AsJson, Classes, DataRoot
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+
 app = typer.Typer(help="List, fetch and look at data sets.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from `engram data list`.")]
@@ -48,8 +49,8 @@ def list_sets(
 def get(name: Name, data_root: DataRoot = None) -> None:
     """Download a published data set and check it; a cut-off download goes on where it stopped."""
     from engram.data.catalog import CATALOG
+    from engram.data.catalog import data_root as resolve
     from engram.data.download import fetch
-    from engram.data.places import data_root as resolve
 
     if name in CATALOG and CATALOG[name].embedded:
         typer.echo(f"{name} comes with engram; there is nothing to fetch")
@@ -81,11 +82,11 @@ def show(
     """Draw a contact sheet: the first images of each class under its name."""
     import io
 
+    from engram.core.files import write_bytes
     from engram.data.catalog import load
-    from engram.data.labels import apply_labels, first_classes
-    from engram.data.sampling import class_counts
-    from engram.data.sheet import contact_sheet
-    from engram.files import write_bytes
+    from engram.data.choice import apply_labels, first_classes
+    from engram.data.sets import class_counts
+    from engram.render.figures import contact_sheet
 
     images = apply_labels(load(name, root=data_root), labels)
     images = images if classes is None else first_classes(images, classes)
@@ -102,7 +103,7 @@ def show(
 def _rows(data_root: Path | None) -> list[dict[str, Any]]:
     """The catalogue as plain values; files are looked for, not read."""
     from engram.data.catalog import CATALOG
-    from engram.data.places import data_root as resolve
+    from engram.data.catalog import data_root as resolve
 
     root = resolve(data_root)
     rows = []

@@ -13,6 +13,7 @@ from engram.cli.bars import progress_bar, share_bar
 from engram.cli.score import show_report, write_pairs
 
 EXAMPLES = "Example: engram demo -o runs/demo"
+GATE_SHAPE = (1, 25, 25)
 
 
 def demo(
@@ -21,25 +22,31 @@ def demo(
     ] = Path("runs/demo"),
 ) -> None:
     """Train a door's access classifier on 50 faces, then audit it: which faces do its weights give away?"""
-    from engram.attacker import AttackerView
-    from engram.auditing.compared import inversion_settings
+    from engram.attacks.engine.dense import Engine
+    from engram.attacks.settings import EngineSettings
+    from engram.auditing.baselines import inversion_settings
     from engram.auditing.run import run_audit
     from engram.auditing.samples import audit_data
-    from engram.experiments import gate
+    from engram.models.tasks.kinds import Binary
+    from engram.models.view import AttackerView
     from engram.pipeline import build_target
-    from engram.reconstruct.engine.solver import Engine
+    from engram.training.presets import GATE, GATE_NETWORK
 
     target_directory, audit_directory = out / "target", out / "audit"
     for old in (target_directory, audit_directory):
         shutil.rmtree(old, ignore_errors=True)
-    typer.echo(f"1. A door's access classifier learns {gate.DATA.n} faces: who is admitted, who is not.")
-    with progress_bar("training", gate.RECIPE.epochs) as progress:
+    typer.echo(f"1. A door's access classifier learns {GATE.data.n} faces: who is admitted, who is not.")
+    with progress_bar("training", GATE.recipe.epochs) as progress:
         target = build_target(
-            gate.DATA, gate.NETWORK, gate.RECIPE, gate.TASK, directory=target_directory, observers=[progress]
+            GATE.data, GATE_NETWORK, GATE.recipe, Binary(), directory=target_directory, observers=[progress]
         )
     typer.echo("2. A stranger gets its weights, and nothing else, and attacks.")
-    view = AttackerView(target.network, gate.INPUT_SHAPE, gate.TASK)
-    scheme, data, inversion = Engine(view, gate.ATTACK), gate.DATA.load(), inversion_settings(gate.BASELINES)
+    view = AttackerView(target.network, GATE_SHAPE, Binary())
+    scheme, data, inversion = (
+        Engine(view, EngineSettings(restarts=4, steps=400)),
+        GATE.data.load(),
+        inversion_settings("quick"),
+    )
     assert inversion is not None
     with share_bar("attacking", "inverting") as told:
         record = run_audit(
@@ -60,7 +67,7 @@ def demo(
     row = next(row for row in report.counts if row.threshold == record.comparison.threshold)
     typer.echo(
         f"{row.train} of the {len(report.train)} faces were read out of the weights; "
-        f"of {gate.DATA.n} faces that it never saw, {row.held_out}."
+        f"of {GATE.data.n} faces that it never saw, {row.held_out}."
     )
     picture = out / "faces.png"
     write_pairs(picture, report, data, best=50)

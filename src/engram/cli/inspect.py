@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.asked_data import AskedData
 from engram.cli.bars import part_bar
-from engram.cli.inspect_tables import show, write_figure
 from engram.cli.options import (
     Arch,
     AsJson,
+    AskedData,
     Classes,
     DataName,
     DataRoot,
@@ -26,6 +26,16 @@ from engram.cli.options import (
     WithData,
 )
 from engram.cli.target import attacker_view, opened
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from engram.auditing.examine import Examination
+    from engram.auditing.inspect import AnyDescription, Description, LayerDescription, Spectrum
+    from engram.auditing.reach import Verdict
+    from engram.models.networks import Network
+    from engram.models.view import AttackerView
+
 
 EXAMPLES = (
     "Examples: engram inspect model.pt --input-shape 3x32x32; engram inspect model.pt --input-shape 3x32x32 "
@@ -62,9 +72,12 @@ def inspect(
     --with-data: also margins, KKT gap and the best that can come back of every training sample. The keys of the
     JSON are in docs/inspect.md.
     """
-    from engram.errors import ConfigError, require
-    from engram.inspection import dense_part, describe_either, examine_either, judge_either, record_of_either
-    from engram.targets.convolutional import ConvNetwork
+    from engram.auditing.examine import examine_either
+    from engram.auditing.inspect import describe_either
+    from engram.auditing.reach import judge_either, record_of_either
+    from engram.core.errors import ConfigError, require
+    from engram.members.boundaries import dense_part
+    from engram.models.networks import ConvNetwork
 
     require(plot is None or plot.suffix == ".png", "--plot", "must end in .png", str(plot))
     target = opened(model, arch, input_shape)
@@ -106,3 +119,152 @@ def inspect(
     if plot is not None:
         write_figure(plot, view, description, examination, title=f"{model}: {description.name}")
         typer.echo(f"wrote {plot}", err=as_json)
+
+
+def show(description: AnyDescription, examination: Examination | None, verdict: Verdict) -> None:
+    """Tables and, last, the verdict."""
+    from rich.console import Console
+
+    from engram.auditing.inspect import ConvDescription
+
+    console = Console()
+    console.print(_layers(description.layers, examination))
+    console.print(f"{description.name}: {description.parameters:,} parameters, {description.dtype}")
+    kind = "homogeneous" if description.homogeneous else "not homogeneous (biases beyond the first layer)"
+    if isinstance(description, ConvDescription):
+        console.print(f"The network is {kind}; kernels are shown as rows of C k k values.")
+        layer = description.read_layer.name
+        facts = {f"row space of {layer}, over features": _directions(description.spectrum)}
+    else:
+        console.print(f"The network is {kind}; the attack can read it.")
+        facts = _weights_facts(description)
+    console.print(_facts("from the weights alone", facts))
+    if examination is not None:
+        energy = "features" if isinstance(description, ConvDescription) else "energy"
+        facts = _sample_facts(examination, energy)
+        console.print(_facts(f"with {len(examination.margins)} training samples", facts))
+    console.print(verdict.sentence, style="bold")
+
+
+def write_figure(
+    path: Path,
+    view: AttackerView[Network],
+    description: AnyDescription,
+    examination: Examination | None,
+    *,
+    title: str,
+) -> None:
+    """The spectrum, and with samples their ceiling, margins and duals; the kernels of a first convolution."""
+    from engram.auditing.examine import RECOGNISED
+    from engram.auditing.inspect import ConvDescription
+    from engram.core.files import write_bytes
+    from engram.render.figures import kernels_figure
+    from engram.render.plots import SamplesPanel, SpectrumPanel, inspection_figure
+
+    if isinstance(description, ConvDescription):
+        write_bytes(path, kernels_figure(view.network.weights[0], title=title))
+        return
+    spectrum, samples = description.spectrum, None
+    if examination is not None:
+        ceiling = examination.ceiling
+        is_image = ceiling.ssim is not None
+        samples = SamplesPanel(
+            ceiling=ceiling.share if ceiling.ssim is None else ceiling.ssim,
+            ceiling_name="SSIM to the sample" if is_image else "share of the sample's energy",
+            good=RECOGNISED if is_image else None,
+            margins=examination.margins,
+            duals=examination.kkt.duals,
+        )
+    panel = SpectrumPanel(spectrum.values, spectrum.rank, spectrum.edge, spectrum.threshold)
+    write_bytes(path, inspection_figure(panel, samples, title=title))
+
+
+def _layers(layers: Sequence[LayerDescription], examination: Examination | None) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    # Narrow enough for a terminal of 80 columns: headers break, values never do.
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False)
+    gaps = {} if examination is None else {gap.name: gap for gap in examination.kkt.layers}
+    last = ["KKT\ngap", "own\nduals"] if gaps else []
+    for header in ("layer", "weight", "norm", "largest\ns.v.", "bias\nnorm", "noise\nstd", "noise\nshare", *last):
+        table.add_column(header, no_wrap=True)
+    for layer in layers:
+        noise = layer.noise
+        cells = [
+            layer.name,
+            f"{layer.outputs} x {layer.inputs}",
+            f"{layer.norm:.4g}",
+            f"{layer.largest_singular_value:.4g}",
+            "none" if layer.bias_norm is None else f"{layer.bias_norm:.4g}",
+            "unknown" if noise is None else f"{noise.std:.3g}",
+            "unknown" if noise is None else f"{noise.share:.1%}",
+        ]
+        if gaps:  # not known of convolutions
+            gap = gaps.get(layer.name)
+            cells += ["-", "-"] if gap is None else [f"{gap.gap:.3f}", f"{gap.own_gap:.3f}"]
+        table.add_row(*cells)
+    return table
+
+
+def _facts(title: str, facts: dict[str, str]) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_header=False)
+    for name, value in facts.items():
+        table.add_row(name, value)
+    return table
+
+
+def _weights_facts(description: Description) -> dict[str, str]:
+    counts, margin = description.equations, description.margin
+    whole = f"{counts.equations:,} parameters; "
+    space = f"{counts.row_space_equations:,} equations; "
+    if counts.samples is None:
+        whole += f"as many as the input values of {counts.most_samples:,} samples"
+        space += f"as many as the unknowns of {counts.row_space_most_samples:,} samples"
+    else:
+        whole += f"{counts.unknowns:,} input values of {counts.samples:,} samples"
+        space += f"{counts.row_space_unknowns:,} unknowns of {counts.samples:,} samples"
+    return {
+        "row space": _directions(description.spectrum),
+        "equations, all layers": whole,
+        "equations, row space": space,
+        "margin": "unknown"
+        if margin is None
+        else f"about {margin.margin:.3g}; duals sum to {margin.sum_of_duals:.3g}",
+    }
+
+
+def _directions(spectrum: Spectrum) -> str:
+    edge = "in all (the layer is too small to tell its noise)"
+    if spectrum.edge is not None:
+        edge = f"above {spectrum.threshold:.3g} (noise ends at {spectrum.edge:.3g})"
+    hidden = f", and {spectrum.hidden} that stand out among low frequencies" if spectrum.hidden else ""
+    return f"{spectrum.rank - spectrum.hidden} directions {edge}{hidden}"
+
+
+def _sample_facts(found: Examination, energy: str) -> dict[str, str]:
+    margins, duals, ceiling = found.margins, found.kkt, found.ceiling
+    n = len(margins)
+    facts = {
+        "fit": f"loss {found.loss:.3g}, accuracy {found.accuracy:.1%}",
+        "margins": f"{float(margins.min()):.3g} to {float(margins.max()):.3g}, median "
+        f"{float(margins.quantile(0.5)):.3g}; {found.on_margin} within 15 % of the smallest positive one",
+        "support vectors": f"{int(duals.support.sum())} of {n}"
+        + ("" if duals.margin is None else f"; their duals say a margin of {duals.margin:.3g}"),
+        "ceiling": f"{float(ceiling.share.quantile(0.5)):.1%} of the median sample's {energy} is in the row space",
+    }
+    if ceiling.ssim is not None:
+        facts["ceiling"] = (
+            f"SSIM above 0.4 for {ceiling.recognisable} of {n} (by the mean image alone "
+            f"{ceiling.recognisable_by_mean}); median {float(ceiling.ssim.quantile(0.5)):.3f}"
+        )
+    unseen, own = found.held_out_boundaries, found.boundaries.double()
+    facts["neuron boundaries"] = f"a sample lies on {float(own.mean()):.1f} on average" + (
+        ""
+        if unseen is None
+        else f", a held-out one on {float(unseen.double().mean()):.1f}; "
+        f"{found.beyond_held_out} of {n} on more than any held-out one"
+    )
+    return facts

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from engram.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engram.data.choice import DataChoice
+    from engram.training.target import Card
+
 
 Model = Annotated[
     Path, typer.Argument(help="A directory of `engram train`, or a .pt, .pth, .pt2 or .safetensors file.")
@@ -73,7 +81,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     >>> parse_shape("3x32x32")
     (3, 32, 32)
     """
-    from engram.errors import ConfigError
+    from engram.core.errors import ConfigError
 
     parts = text.lower().replace("×", "x").split("x")
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
@@ -83,7 +91,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 def parse_widths(text: str) -> tuple[int, ...]:
     """'1000,1000' -> (1000, 1000)."""
-    from engram.errors import ConfigError
+    from engram.core.errors import ConfigError
 
     parts = text.split(",")
     if not all(part.strip().isdigit() for part in parts):
@@ -97,7 +105,7 @@ def parse_seconds(text: str) -> float:
     >>> parse_seconds("90"), parse_seconds("1.5m"), parse_seconds("1h")
     (90.0, 90.0, 3600.0)
     """
-    from engram.errors import ConfigError
+    from engram.core.errors import ConfigError
 
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
     number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1.0)
@@ -116,7 +124,7 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("500MB"), parse_bytes("1.5GB")
     (500000000, 1500000000)
     """
-    from engram.errors import ConfigError
+    from engram.core.errors import ConfigError
 
     units = {"MB": 1e6, "GB": 1e9}
     try:
@@ -132,7 +140,7 @@ def check_device(name: str) -> str:
     """The device, or an error that says why it is not to be had."""
     import torch
 
-    from engram.errors import ConfigError
+    from engram.core.errors import ConfigError
 
     try:
         torch.empty(1, device=name)
@@ -140,3 +148,52 @@ def check_device(name: str) -> str:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"--device {name} can't be used here ({reason}); use --device cpu") from error
     return name
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedData:
+    """--data with what describes it, or --with-data for the model's card; options that do nothing are refused."""
+
+    data: str | None
+    n: int | None
+    labels: str | None = None
+    classes: int | None = None
+    data_seed: int | None = None
+    with_data: bool = False
+
+    def __post_init__(self) -> None:
+        described = {
+            "-n": self.n,
+            "--labels": self.labels,
+            "--classes": self.classes,
+            "--data-seed": self.data_seed,
+        }
+        given = [name for name, value in described.items() if value is not None]
+        if self.with_data and (self.data is not None or given):
+            listed = ", ".join([*(["--data"] if self.data is not None else []), *given])
+            raise ConfigError(f"--with-data takes the data from the model's card; leave {listed} out")
+        if self.data is None and given:
+            raise ConfigError(f"{', '.join(given)} goes with --data; give --data NAME -n NUMBER too")
+        if self.data is not None and self.n is None:
+            raise ConfigError("--data needs -n, the number of training images, e.g. -n 500")
+
+    def choice(self, card: Card | None, task: str) -> DataChoice | None:
+        """The data for a model with this card and task; None where no data were asked for."""
+        from engram.data.catalog import default_labels
+        from engram.data.choice import DataChoice
+        from engram.models.tasks.names import own_classes
+
+        if self.data is None or self.n is None:
+            return card_data(card, "--with-data") if self.with_data else None
+        labels = self.labels or default_labels(self.data, own_classes=own_classes(task))
+        return DataChoice(name=self.data, labels=labels, n=self.n, seed=self.data_seed, classes=self.classes)
+
+
+def card_data(card: Card | None, asked_by: str) -> DataChoice:
+    """The data that a card names."""
+    if card is None:
+        raise ConfigError(
+            f"{asked_by} needs a directory of `engram train`, whose card names the data; else say --data NAME "
+            "-n NUMBER [--labels MAP]"
+        )
+    return card.data

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from engram.cli.bars import progress_bar
-from engram.cli.engine import engine_scheme
 from engram.cli.options import (
     Arch,
     Device,
@@ -22,9 +21,83 @@ from engram.cli.options import (
     parse_bytes,
     parse_seconds,
 )
-from engram.cli.published import published_scheme
-from engram.cli.resumed import same_model, view_options
+from engram.cli.resume import same_model, same_settings, view_options
 from engram.cli.target import attacker_view, opened
+
+if TYPE_CHECKING:
+    from engram.attacks.reconstruction import Attack
+    from engram.attacks.settings import Haim2022
+    from engram.models.networks import Network
+    from engram.models.view import AttackerView
+
+
+def engine_scheme(
+    view: AttackerView[Network], given: dict[str, Any], seconds: float | None, resumed: Path | None
+) -> Attack:
+    """A budget becomes a plan once; a resumed run keeps the plan in its run.json."""
+    from engram.attacks.registry import engine_for
+    from engram.attacks.settings import EngineSettings
+    from engram.core.errors import ConfigError
+    from engram.core.runs import read_settings
+
+    chosen = {name: value for name, value in given.items() if value is not None}
+    settings = EngineSettings(**chosen)
+    if resumed is not None:
+        stored = read_settings(resumed, EngineSettings)
+        same_settings(resumed, stored, given)
+        return engine_for(view, stored)
+    if seconds is not None and ("steps" in chosen or "restarts" in chosen):
+        raise ConfigError("--budget plans --steps and --restarts itself; give one or the other")
+    return engine_for(view, settings, seconds)
+
+
+def published_scheme(
+    view: AttackerView[Network], recipe: str, given: dict[str, Any], resumed: Path | None
+) -> Attack:
+    """The scheme with the settings named in `given["settings"]`, by default those for the view's task.
+
+    A resumed run keeps its settings; what is given besides must be among them.
+    """
+    from dataclasses import asdict
+
+    from engram.attacks.published import PublishedScheme
+    from engram.attacks.settings import KNOWN_SETTINGS, Buzaglo2023, Haim2022, default_settings
+    from engram.core.errors import ConfigError
+    from engram.core.runs import read_settings
+
+    asked = given.pop("settings")
+    name = asked or default_settings(view.task)
+    if name not in KNOWN_SETTINGS:
+        raise ConfigError(f"--settings must be one of {', '.join(KNOWN_SETTINGS)}, got {name!r}")
+    said = {key: value for key, value in given.items() if value is not None}
+    kind = Buzaglo2023 if recipe == Buzaglo2023.recipe else Haim2022
+    if resumed is not None:
+        stored = read_settings(resumed, kind)
+        same_settings(resumed, stored, said)
+        _same_known(resumed, stored, asked, said)
+        return PublishedScheme(view, stored)
+    chosen = asdict(KNOWN_SETTINGS[name]) | said
+    if given["candidates"] is None:  # as many of each label, however many labels there are
+        chosen["candidates"] += -chosen["candidates"] % view.task.label_count
+    return PublishedScheme(view, kind(**chosen))
+
+
+def _same_known(resumed: Path, stored: Haim2022, asked: str | None, said: dict[str, Any]) -> None:
+    """The authors' settings by name stand for all that was not said besides, but for the numbers of candidates and
+    steps, the seed and the dtype."""
+    from dataclasses import asdict
+
+    from engram.attacks.settings import KNOWN_SETTINGS
+    from engram.cli.resume import refuse_difference
+    from engram.core.runs import RunDirectory
+
+    if asked is None:
+        return
+    for key, value in asdict(KNOWN_SETTINGS[asked]).items():
+        if key not in (*said, "candidates", "steps", "seed", "dtype") and value != getattr(stored, key):
+            meant = f"{asked} ({key} {value:g})"
+            refuse_difference("--settings", meant, f"{key} {getattr(stored, key):g}", RunDirectory(resumed).record)
+
 
 EXAMPLES = (
     "Examples: engram reconstruct model.pt --input-shape 3x32x32 -o runs/audit; "
@@ -117,9 +190,9 @@ def reconstruct(
     """Reconstruct training images from the weights alone; needs no training data."""
     from dataclasses import replace
 
-    from engram.errors import ConfigError
+    from engram.core.errors import ConfigError
+    from engram.core.runs import RunDirectory, recorded_recipe
     from engram.pipeline import attack
-    from engram.runs import RunDirectory, recorded_recipe
 
     resumed = out if resume and RunDirectory(out).record.exists() else None
     if resumed is not None:
@@ -172,7 +245,7 @@ def reconstruct(
 
 
 def _prior(text: str | None) -> float | None:
-    from engram.errors import ConfigError
+    from engram.core.errors import ConfigError
 
     if text is None:
         return None

@@ -11,8 +11,9 @@ from engram.cli.bars import share_bar
 from engram.cli.options import DataRoot, Device, check_device
 
 if TYPE_CHECKING:
-    from engram.experiments.case import Setting
-    from engram.experiments.experiment import Experiment
+    from engram.papers.cases import Setting
+    from engram.papers.catalogue import Experiment
+
 
 EXAMPLES = (
     "Examples: engram reproduce --list; engram reproduce haim/fig2 -o runs/papers; "
@@ -51,7 +52,7 @@ def reproduce(
     device: Device = "cpu",
 ) -> None:
     """Train, attack, score and draw experiments of the papers; a killed run goes on with the same command."""
-    from engram.errors import ConfigError
+    from engram.core.errors import ConfigError
 
     if show_list:
         _list()
@@ -63,10 +64,9 @@ def reproduce(
     if experiment == "results":
         _publish(out, markdown)
         return
-    from engram.experiments.case import Setting
-    from engram.experiments.catalogue import CATALOGUE, experiment_named
-    from engram.experiments.computing import Means
-    from engram.targets.cache import TargetCache, cache_root
+    from engram.papers.cases import Means, Setting
+    from engram.papers.catalogue import CATALOGUE, experiment_named
+    from engram.training.cache import TargetCache, cache_root
 
     means = Means(
         device=check_device(device),
@@ -85,7 +85,7 @@ def reproduce(
 
 def _run(chosen: list[Experiment], setting: Setting, out: Path, *, go_on: bool) -> int:
     """How many failed."""
-    from engram.experiments.runner import Run
+    from engram.papers.runner import Run
 
     with share_bar("experiments") as show:
         run = Run(out, setting, typer.echo, lambda share, what: show("experiments", share, what))
@@ -94,14 +94,14 @@ def _run(chosen: list[Experiment], setting: Setting, out: Path, *, go_on: bool) 
 
 
 def _publish(out: Path, markdown: Path | None) -> None:
-    from engram.experiments.publishing import publish
+    from engram.papers.results import publish
 
     page, text = publish(out, markdown)
     typer.echo(f"wrote {page} and {text}")
 
 
 def _list() -> None:
-    from engram.experiments.catalogue import CATALOGUE
+    from engram.papers.catalogue import CATALOGUE
 
     for experiment in CATALOGUE.values():
         presets = ", ".join(dict.fromkeys(case.preset for case in experiment.cases))

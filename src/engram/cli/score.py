@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.asked_data import AskedData, card_data
-from engram.cli.options import Classes, DataName, DataRoot, DataSeed, Labels, Number
+from engram.cli.options import AskedData, Classes, DataName, DataRoot, DataSeed, Labels, Number, card_data
 
 if TYPE_CHECKING:
     from engram.data.choice import DataChoice
-    from engram.data.sampling import Split
-    from engram.matching import ScoreReport, ScoringProtocol
-    from engram.targets.networks import Network
+    from engram.data.sets import Split
+    from engram.models.networks import Network
+    from engram.scoring.protocols import ScoringProtocol
+    from engram.scoring.report import ScoreReport
+
 
 EXAMPLES = (
     "Examples: engram score runs/audit --data cifar10 -n 500; "
@@ -54,14 +55,14 @@ def score(
     best: Annotated[int, typer.Option("--best", min=1, help="How many pairs to draw.")] = 45,
 ) -> None:
     """Count recovered training images beside held-out images and noise, and draw the best pairs."""
-    from engram.auditing.reliability import reliability
-    from engram.data.sampling import centred
-    from engram.errors import ConfigError
-    from engram.files import write_json
-    from engram.matching import Buzaglo2023, Haim2022
+    from engram.attacks.reconstruction import Reconstruction
+    from engram.core.errors import ConfigError
+    from engram.core.files import write_json
+    from engram.core.runs import RunDirectory
+    from engram.data.sets import centred
     from engram.pipeline import compare, default_protocol
-    from engram.reconstruct.candidates import Reconstruction
-    from engram.runs import RunDirectory
+    from engram.scoring.confidence import reliability
+    from engram.scoring.protocols import Buzaglo2023Protocol, Haim2022Protocol
 
     if protocol not in (None, "buzaglo2023", "haim2022"):
         raise ConfigError(f"--protocol must be one of buzaglo2023, haim2022, got {protocol!r}")
@@ -79,9 +80,9 @@ def score(
         raise ConfigError(f"{option} matches images, but {choice.name} holds vectors; leave it out")
     chosen: ScoringProtocol = default_protocol(split.train.images, network)
     if protocol == "haim2022":
-        chosen = Haim2022()
+        chosen = Haim2022Protocol()
     elif ratio is not None:
-        chosen = Buzaglo2023(B=ratio)
+        chosen = Buzaglo2023Protocol(B=ratio)
     report = compare(
         found,
         split,
@@ -126,8 +127,8 @@ def show_report(report: ScoreReport) -> None:
 
 def write_pairs(path: Path, report: ScoreReport, split: Split, best: int) -> None:
     """The best reconstructions above their training images."""
-    from engram.files import write_bytes
-    from engram.report.figures import Pair, pairs_figure
+    from engram.core.files import write_bytes
+    from engram.render.figures import Pair, pairs_figure
 
     table = report.train.top(best)
     assert table.ssim is not None
@@ -143,9 +144,9 @@ def write_pairs(path: Path, report: ScoreReport, split: Split, best: int) -> Non
 
 def _data_choice(run: Path, asked: AskedData) -> tuple[DataChoice, Network | None]:
     """The data named by the options, else by the card of the model that the run attacked."""
-    from engram.errors import EngramError
-    from engram.runs import read_record
-    from engram.targets.checkpoint import open_recorded
+    from engram.core.errors import EngramError
+    from engram.core.runs import read_record
+    from engram.training.target import open_recorded
 
     record = read_record(run)
     try:

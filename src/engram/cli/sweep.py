@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.asked_data import AskedData
 from engram.cli.options import (
     AsJson,
+    AskedData,
     Classes,
     DataName,
     DataRoot,
@@ -22,6 +23,11 @@ from engram.cli.options import (
     WithData,
     parse_seconds,
 )
+
+if TYPE_CHECKING:
+    from engram.sweep.executors import Executor
+    from engram.sweep.space import SweepSpec
+
 
 EXAMPLES = (
     "Examples: engram sweep runs/gate --trials 100 --jobs 2 --set steps=3000 --set candidates=100 -o runs/sweep; "
@@ -130,9 +136,7 @@ def sweep(
 
     --data or --with-data scores the pooled result at the end; trials are judged without it, but for --oracle.
     """
-    from engram.cli.sweep_choices import chosen_executor, chosen_models, chosen_spec
-    from engram.cli.sweep_list import show_trials
-    from engram.errors import ConfigError
+    from engram.core.errors import ConfigError
 
     if listed:
         for directory in models:
@@ -144,8 +148,7 @@ def sweep(
     found = chosen_models(models) if targets else models
     if len(found) != 1 and not targets:
         raise ConfigError(f"got {len(found)} models; give one, or --targets to audit them all")
-    from engram.cli.sweep_open import Opening, Trackers
-    from engram.cli.sweep_run import run_fleet, run_one
+    from engram.cli.sweep_run import Opening, Trackers, run_fleet, run_one
 
     asked = AskedData(data=data, n=n, labels=labels, classes=classes, data_seed=data_seed, with_data=with_data)
     opening = Opening(spec, input_shape, task, asked, data_root, oracle, storage, device, resume)
@@ -166,3 +169,95 @@ def sweep(
         raise
     finally:
         executor.close()
+
+
+def chosen_spec(
+    space: str, settings: list[str], trials: int, seed: int, sampler: str, keep: float, oracle: bool
+) -> SweepSpec:
+    from engram.core.errors import ConfigError, optional
+
+    optuna = optional("optuna", wanted_by="engram sweep", install="'engram[sweep]'")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    from engram.attacks.registry import RECIPES
+    from engram.sweep.space import SweepSpec, find_space
+
+    chosen = find_space(space)
+    recipe = RECIPES[chosen.recipe]
+    fixed = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"--set must be NAME=VALUE, got {setting!r}; for example --set steps=3000")
+        fixed[name] = recipe.parse(name, text)
+    return SweepSpec(
+        space=chosen.fixing(fixed),
+        trials=trials,
+        seed=seed,
+        sampler=sampler,
+        keep=keep,
+        objective="oracle" if oracle else "blind",
+    )
+
+
+def chosen_executor(
+    jobs: int | None, ray: str | None, cpus: float | None, gpus: float | None, device: str
+) -> Executor:
+    from engram.cli.options import check_device
+    from engram.core.errors import ConfigError
+
+    if ray is not None and jobs is not None:
+        raise ConfigError("--jobs does nothing with --ray, which fills the cluster; leave it out")
+    if ray is not None:
+        from engram.sweep.ray_tasks import RayTasks
+
+        return RayTasks(ray, cpus=cpus or 1.0, gpus=gpus or 0.0)
+    if cpus is not None or gpus is not None:
+        raise ConfigError("--cpus-per-trial and --gpus-per-trial do nothing without --ray; leave them out")
+    check_device(device)
+    if jobs == 0:
+        from engram.sweep.executors import InProcess
+
+        return InProcess()
+    from engram.sweep.executors import Processes
+
+    return Processes(1 if jobs is None else jobs)
+
+
+def chosen_models(models: list[Path]) -> list[Path]:
+    """A pattern that the shell left alone (quoted, or on Windows) becomes its matches."""
+    found: list[Path] = []
+    for model in models:
+        pattern = "*" in model.name and not model.exists()
+        found += sorted(model.parent.glob(model.name)) if pattern else [model]
+    return found
+
+
+def show_trials(directory: Path, *, as_json: bool) -> None:
+    """One line a trial; plain text, since tables of ten thousand rows are slow to lay out."""
+    from engram.core.errors import ConfigError
+    from engram.core.files import read_json
+    from engram.sweep.sweep import INDEX, read_index
+
+    if not (directory / INDEX).exists():
+        raise ConfigError(f"{directory} holds no sweep; give the directory that -o named")
+    record, rows = read_json(directory / "run.json"), read_index(directory)
+    if as_json:
+        typer.echo(json.dumps({**record, "finished": rows}))
+        return
+    objective = record["sweep"]["objective"]
+    lines = [f"{'trial':>6}  {'state':9}{objective:>10}{'seconds':>10}  settings"]
+    lines += [_line(row) for row in rows]
+    lines.append(f"{len(rows):,} of {record['trials']:,} trials finished in {directory}")
+    typer.echo("\n".join(lines))
+
+
+def _line(row: dict[str, Any]) -> str:
+    value = "-" if row["objective"] is None else f"{row['objective']:.4f}"
+    told = " ".join(f"{name}={_short(value)}" for name, value in row["params"].items())
+    if row["state"] != "complete":
+        told += f"  ({row['reason']})"
+    return f"{row['number']:6d}  {row['state']:9}{value:>10}{row.get('seconds', 0.0):10.1f}  {told}"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

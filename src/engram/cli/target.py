@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 from engram.cli.options import parse_shape
 
 if TYPE_CHECKING:
-    from engram.attacker import AttackerView
-    from engram.targets.checkpoint import Card, Target
-    from engram.targets.networks import Network
+    from engram.models.networks import Network
+    from engram.models.view import AttackerView
+    from engram.training.target import Card, Target
 
 
 def open_finished(model: Path) -> tuple[AttackerView, Card]:
     """A target that engram trained, as an attacker sees it, with the card that says what to score against."""
-    from engram.attacker import AttackerView
-    from engram.errors import ConfigError
-    from engram.targets.checkpoint import open_target
-    from engram.targets.networks import DenseNetwork
-    from engram.task import task_named
+    from engram.core.errors import ConfigError
+    from engram.models.networks import DenseNetwork
+    from engram.models.tasks.names import task_named
+    from engram.models.view import AttackerView
+    from engram.training.target import open_target
 
     target = open_target(model)
     if target.card is None:
@@ -30,9 +30,9 @@ def open_finished(model: Path) -> tuple[AttackerView, Card]:
 
 def opened(model: Path, arch: str | None, input_shape: str | None) -> Target[Network]:
     """The target that a person points at, with convolutions as --arch and --input-shape describe them."""
-    from engram.errors import ConfigError
-    from engram.targets.architecture import Architecture
-    from engram.targets.checkpoint import open_target
+    from engram.core.errors import ConfigError
+    from engram.models.architecture import Architecture
+    from engram.training.target import open_target
 
     if arch is None:
         return open_target(model)
@@ -47,9 +47,9 @@ def attacker_view(
     target: Target[Network], model: Path, input_shape: str | None, task: str | None
 ) -> AttackerView[Network]:
     """The view of a target; shape and task come from the options, else from its card, else from the outputs."""
-    from engram.attacker import AttackerView
-    from engram.errors import ConfigError
-    from engram.task import infer_task, task_named
+    from engram.core.errors import ConfigError
+    from engram.models.tasks.names import infer_task, task_named
+    from engram.models.view import AttackerView
 
     if input_shape is not None:
         shape = parse_shape(input_shape)

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from rich.text import Text
     from torch import Tensor
 
-    from engram.watching import Status
+    from engram.auditing.watch import Status
+
 
 EXAMPLES = "Examples: engram watch runs/audit; engram watch runs/audit --web; engram watch runs/audit --once"
 BARS = "▁▂▃▄▅▆▇█"
@@ -34,8 +35,8 @@ def watch(
     from rich.console import Console
     from rich.live import Live
 
-    from engram.errors import ConfigError
-    from engram.watching import Watcher, serve
+    from engram.auditing.watch import Watcher, serve
+    from engram.core.errors import ConfigError
 
     if once and web:
         raise ConfigError("--once and --web exclude each other; choose one")

@@ -1,1 +1,1 @@
-"""1  Data: sources return an ImageSet; labels maps its classes to a task; sampling picks and centres."""
+"""Data: readers return an ImageSet, label maps turn its classes into a task's, the catalogue finds it by name."""

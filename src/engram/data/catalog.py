@@ -1,54 +1,65 @@
-"""The data sets engram knows by name, and how a name or a path becomes an ImageSet."""
+"""The data sets engram knows by name, where they lie, and how a name or a path becomes an ImageSet."""
 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engram.data.places import data_root
-from engram.errors import ConfigError, require
+from engram.core.errors import ConfigError, require
 
 if TYPE_CHECKING:
-    from engram.data.image_set import ImageSet
+    from engram.data.sets import ImageSet
+
+
+def data_root(explicit: Path | None = None) -> Path:
+    """The folder that holds the data sets: the argument, else ENGRAM_DATA, else ~/.cache/engram.
+
+    >>> data_root(Path("photos")).name
+    'photos'
+    """
+    chosen = explicit or os.environ.get("ENGRAM_DATA") or "~/.cache/engram"
+    return Path(chosen).expanduser()
+
 
 # Sources are imported when one is asked for: listing the catalogue must not wait for torch.
 
 
 def _faces(root: Path, train: bool) -> ImageSet:
-    from engram.data.sources.faces import load_faces
+    from engram.data.readers import load_faces
 
     return load_faces()
 
 
 def _circle(root: Path, train: bool) -> ImageSet:
-    from engram.data.sources.circle import load_circle
+    from engram.data.readers import load_circle
 
     return load_circle()
 
 
 def _mnist(root: Path, train: bool) -> ImageSet:
-    from engram.data.sources.idx import load_idx
+    from engram.data.readers import load_idx
 
     return load_idx(root, "MNIST", train)
 
 
 def _fashion(root: Path, train: bool) -> ImageSet:
-    from engram.data.sources.idx import load_idx
+    from engram.data.readers import load_idx
 
     return load_idx(root, "FashionMNIST", train)
 
 
 def _cifar10(root: Path, train: bool) -> ImageSet:
-    from engram.data.sources.cifar import load_cifar
+    from engram.data.readers import load_cifar
 
     return load_cifar(root, "cifar10", train)
 
 
 def _cifar100(root: Path, train: bool) -> ImageSet:
-    from engram.data.sources.cifar import load_cifar
+    from engram.data.readers import load_cifar
 
     return load_cifar(root, "cifar100", train)
 
@@ -129,10 +140,10 @@ def load(name: str, *, root: Path | None = None, train: bool = True) -> ImageSet
     kind, path = _own_data(name)
     require(train, "train", f"must be True for {kind}:{path}, which has no test split", train)
     if kind == "npz":
-        from engram.data.sources.npz import load_npz
+        from engram.data.own_files import load_npz
 
         return load_npz(path)
-    from engram.data.sources.folder import load_folder
+    from engram.data.own_files import load_folder
 
     return load_folder(path)
 

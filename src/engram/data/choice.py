@@ -1,14 +1,111 @@
-"""DataChoice: which images of which data set, in words that a card can store and a command can repeat."""
+"""Which images of which data set, under which labels.
+
+A label map turns a data set's classes into those of the task; a `DataChoice` says it all in words that a card can
+store and a command can repeat.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from engram.core.errors import ConfigError, require
 from engram.data.catalog import CATALOG, load
-from engram.data.image_set import ImageSet
-from engram.data.labels import apply_labels, first_classes
-from engram.data.sampling import Split, balanced, largest, split
+from engram.data.readers import CIFAR10
+from engram.data.sets import ImageSet, Split, balanced, largest, numbered, split
+
+LEFT_OUT = -1  # the label of an image that the task does not use
+
+
+@dataclass(frozen=True)
+class LabelMap:
+    """New labels from old ones, for data sets whose classes are `reads` (any if None).
+
+    `relabel` maps labels [n] in file order to [n], with `LEFT_OUT` for images to drop.
+    """
+
+    name: str
+    reads: tuple[str, ...] | None
+    classes: tuple[str, ...] | None  # names of the new labels; None keeps the old names
+    relabel: Callable[[Tensor], Tensor]
+
+    def fits(self, images: ImageSet) -> bool:
+        return self.reads is None or self.reads == images.classes
+
+
+def _odd_even(labels: Tensor) -> Tensor:
+    return labels % 2
+
+
+def _vehicles(labels: Tensor) -> Tensor:
+    vehicles = [CIFAR10.index(name) for name in ("airplane", "automobile", "ship", "truck")]
+    return torch.isin(labels, torch.tensor(vehicles)).long()
+
+
+def _face(labels: Tensor) -> Tensor:
+    return 1 - labels
+
+
+def _gate(labels: Tensor) -> Tensor:
+    """A door that knows every other face: the first is admitted, the second not, and so on.
+
+    >>> _gate(torch.tensor([0, 0, 1, 0])).tolist()
+    [1, 0, -1, 1]
+    """
+    is_face = labels == 0
+    return torch.where(is_face, is_face.cumsum(0) % 2, LEFT_OUT)
+
+
+def _identity(labels: Tensor) -> Tensor:
+    return labels
+
+
+_FACES = ("face", "non-face")
+
+LABEL_MAPS: dict[str, LabelMap] = {
+    label_map.name: label_map
+    for label_map in (
+        LabelMap("odd-even", numbered(10), ("even", "odd"), _odd_even),
+        LabelMap("vehicles-animals", CIFAR10, ("animal", "vehicle"), _vehicles),
+        LabelMap("face", _FACES, ("non-face", "face"), _face),
+        LabelMap("gate", _FACES, ("not admitted", "admitted"), _gate),
+        LabelMap("identity", None, None, _identity),
+    )
+}
+
+
+def apply_labels(images: ImageSet, map_name: str) -> ImageSet:
+    """The images with the labels and class names of `map_name`, still in file order.
+
+    >>> from engram.data.sources.circle import load_circle
+    >>> apply_labels(load_circle(4), "identity").classes
+    ('blue', 'red')
+    """
+    fitting = [name for name, label_map in LABEL_MAPS.items() if label_map.fits(images)]
+    if map_name not in fitting:
+        cause = f"does not fit {images.name}" if map_name in LABEL_MAPS else "is no label map"
+        raise ConfigError(f"labels {map_name!r} {cause}; for {images.name} choose one of: {', '.join(fitting)}")
+    chosen = LABEL_MAPS[map_name]
+    labels = chosen.relabel(images.labels)
+    kept = labels != LEFT_OUT
+    return ImageSet(images.images[kept], labels[kept], images.name, chosen.classes or images.classes)
+
+
+def first_classes(images: ImageSet, count: int) -> ImageSet:
+    """The images of the first `count` classes, in file order.
+
+    >>> three = ImageSet(torch.zeros(4, 1), torch.tensor([2, 0, 1, 0]), "three", ("a", "b", "c"))
+    >>> first_classes(three, 2).labels.tolist(), first_classes(three, 2).classes
+    ([0, 1, 0], ('a', 'b'))
+    """
+    known = len(images.classes)
+    require(2 <= count <= known, "classes", f"must lie in 2..{known}, what {images.name} has", count)
+    kept = images.labels < count
+    return ImageSet(images.images[kept], images.labels[kept], images.name, images.classes[:count])
 
 
 @dataclass(frozen=True, kw_only=True)

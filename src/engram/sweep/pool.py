@@ -1,6 +1,6 @@
 """The candidates of all trials as one reconstruction: what is the same image is merged, and scored by agreement.
 
-As `reconstruct.engine.consensus` does for the restarts of one run, but trial by trial, best first, so that a
+As `attacks.engine.consensus` does for the restarts of one run, but trial by trial, best first, so that a
 hundred trials of a thousand candidates need no matrix of all pairs; and only the best trials vote, since in a
 sweep many have found nothing.
 """
@@ -13,8 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engram.reconstruct.candidates import Reconstruction
-from engram.reconstruct.engine.consensus import SAME_IMAGE, confidence
+from engram.attacks.engine.consensus import SAME_IMAGE, confidence
+from engram.attacks.reconstruction import Reconstruction
+from engram.data.sets import Split
+from engram.pipeline import compare
+from engram.scoring.protocols import ScoringProtocol
+from engram.scoring.report import ScoreReport
 
 MOST_POOLED = 20_000
 """So many candidates are kept; those of the best trials come first."""
@@ -149,3 +153,51 @@ def _finished(pool: _Pool, agreement: Tensor, trials: int) -> Reconstruction:
     shaped = pool.weights.view(-1, *[1] * (pool.sums.ndim - 1))
     scores = confidence(agreement)
     return Reconstruction(pool.sums / shaped, pool.weights / trials, pool.labels, scores).take(order)
+
+
+@dataclass(frozen=True)
+class Grown:
+    """The pool of the first `trials` complete trials: candidates, how many of them at 90 %, counts with data."""
+
+    trials: int
+    candidates: int
+    sure: int
+    train: dict[str, int] | None = None
+    held_out: dict[str, int] | None = None
+
+
+def sizes(trials: int) -> list[int]:
+    """1, 2, 4, ... and all: pooling each of them anew takes about as long again as pooling all.
+
+    >>> sizes(10), sizes(1)
+    ([1, 2, 4, 8, 10], [1])
+    """
+    return [*(2**power for power in range(trials.bit_length()) if 2**power < trials), trials]
+
+
+def grown(pooled: Reconstruction, trials: int, score: ScoreReport | None) -> Grown:
+    """The point of a pool whose score is known."""
+    train = held_out = None
+    if score is not None:
+        train = {row.threshold.text: row.train for row in score.counts}
+        held_out = {row.threshold.text: row.held_out for row in score.counts if row.held_out is not None} or None
+    return Grown(trials, len(pooled), pooled.count_above(0.9), train, held_out)
+
+
+def growth(
+    best_first: Sequence[int],
+    load: Load,
+    data: Split | None,
+    protocol: ScoringProtocol | None,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Grown]:
+    """Pools of the first trials by number, smaller than all of them; within a pool the best trials come first."""
+    curve, wanted = [], sizes(len(best_first))[:-1]
+    for done, size in enumerate(wanted, start=1):
+        first = set(sorted(best_first)[:size])
+        pooled = pool_trials([number for number in best_first if number in first], load)
+        score = None if data is None else compare(pooled, data, protocol=protocol)
+        curve.append(grown(pooled, size, score))
+        progress(done, len(wanted))
+    return curve

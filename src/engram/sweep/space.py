@@ -1,17 +1,29 @@
-"""What a sweep varies: ranges and choices for the settings of a recipe."""
+"""What a sweep is: which settings it varies, how they are drawn, how many trials, and which of them are hopeless.
+
+Draws depend on the sweep's seed and the trial's number alone, and so does pruning: the first `WARM_UP` trials
+run to their end, and at each checkpoint a later trial must explain the weights no worse than the best `keep`
+share of those did at the same point. Rules that look at whatever has finished so far would give another result
+after every kill and for every number of workers."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from engram.errors import ConfigError, require
-from engram.sweep.recipes import RECIPES
+from engram.attacks.registry import RECIPES
+from engram.core.errors import ConfigError, require
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -156,3 +168,117 @@ def read_space(path: Path) -> Space:
         raise ConfigError(f"{path}: {where}: {first['msg']}; see docs/sweeps.md") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} is no readable TOML file: {error}") from error
+
+
+WARM_UP = 10
+CHECKPOINTS = (0.1, 0.25, 0.5)
+"""Shares of a trial's steps at which it is looked at."""
+
+
+def checkpoint_steps(total: int) -> tuple[int, ...]:
+    """The steps of the checkpoints in a trial of `total` steps.
+
+    >>> checkpoint_steps(1000), checkpoint_steps(2)
+    ((100, 250, 500), (1, 1, 1))
+    """
+    return tuple(math.ceil(share * total) for share in CHECKPOINTS)
+
+
+def limits(warm_up: Sequence[Sequence[float]], keep: float) -> tuple[float, ...]:
+    """At each checkpoint the largest unexplained share that the best `keep` of the warm-up trials had.
+
+    >>> limits([(0.9, 0.5), (0.8, 0.6), (1.0, 1.0), (0.7, 0.1)], keep=0.5)
+    (0.8, 0.5)
+    """
+    kept = max(1, math.ceil(keep * len(warm_up)))
+    return tuple(sorted(column)[kept - 1] for column in zip(*warm_up, strict=True))
+
+
+def is_hopeless(values: Sequence[float], limited: Sequence[float]) -> bool:
+    """Whether any checkpoint reached (those not reached are negative) lies above its limit."""
+    return any(value > limit for value, limit in zip(values, limited, strict=False))
+
+
+SAMPLERS: Mapping[str, Callable[[int], BaseSampler]] = {
+    "random": lambda seed: RandomSampler(seed=seed),
+    "tpe": lambda seed: TPESampler(seed=seed),
+    "gp": lambda seed: GPSampler(seed=seed),
+}
+
+
+def derived_seed(seed: int, *what: object) -> int:
+    """A seed below 2³¹ for one purpose.
+
+    >>> derived_seed(0, 17, "attack") == derived_seed(0, 17, "attack") != derived_seed(0, 18, "attack")
+    True
+    """
+    digest = hashlib.sha256(repr((seed, *what)).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+class NumberedSampler(BaseSampler):
+    """A fresh sampler of its kind for every trial and setting: `random` then needs nothing but the number.
+
+    `tpe` and `gp` also look at the trials that have finished, hence at the order of events.
+    """
+
+    def __init__(self, kind: str, seed: int) -> None:
+        self._make, self._seed = SAMPLERS[kind], seed
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return self._fresh(trial).infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        return self._fresh(trial).sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        # Seeded by the name too: a trial taken over with some settings drawn gets the others as it would have.
+        fresh = self._fresh(trial, param_name)
+        return fresh.sample_independent(study, trial, param_name, param_distribution)
+
+    def _fresh(self, trial: FrozenTrial, name: str = "") -> BaseSampler:
+        return self._make(derived_seed(self._seed, trial.number, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSpec:
+    """`trials` in all; with the random sampler, a trial's settings and seed follow from `seed` and its number.
+
+    `keep` is the share of the warm-up trials that a trial is measured by, 1 to prune nothing. The objective is
+    "blind", the unexplained share, or "oracle", good images counted with the training data.
+    """
+
+    space: Space = field(default_factory=lambda: PRESETS["haim2022"])
+    trials: int = 100
+    seed: int = 0
+    sampler: str = "random"
+    keep: float = 0.5
+    objective: Literal["blind", "oracle"] = "blind"
+
+    def __post_init__(self) -> None:
+        require(self.trials >= 1, "trials", "must be at least 1", self.trials)
+        require(self.sampler in SAMPLERS, "sampler", f"must be one of {', '.join(SAMPLERS)}", self.sampler)
+        require(0 < self.keep <= 1, "keep", "must lie in (0, 1]", self.keep, "1 prunes nothing")
+
+    @property
+    def direction(self) -> Literal["minimize", "maximize"]:
+        return "minimize" if self.objective == "blind" else "maximize"
+
+    def identity(self, weights_sha256: str) -> dict[str, Any]:
+        """All that the trials depend on; their number can be raised later."""
+        return {
+            "weights_sha256": weights_sha256,
+            "space": self.space.to_json(),
+            "seed": self.seed,
+            "sampler": self.sampler,
+            "keep": self.keep,
+            "objective": self.objective,
+        }
+
+    def study_name(self, weights_sha256: str) -> str:
+        text = json.dumps(self.identity(weights_sha256), sort_keys=True)
+        return f"engram-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

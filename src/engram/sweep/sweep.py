@@ -1,30 +1,98 @@
-"""One sweep in its directory: what to run next, and what came of it."""
+"""One sweep in its directory: what to run next, what came of it, and the loop that keeps an executor busy."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from engram import files
-from engram.attacker import AttackerView
-from engram.errors import ConfigError
-from engram.reconstruct.candidates import Reconstruction
-from engram.runs import RunDirectory, versions
-from engram.sweep.executors import Job
-from engram.sweep.home import settle
-from engram.sweep.index import append_row, write_index
-from engram.sweep.ledger import Claim, Ledger, Row
-from engram.sweep.oracle import Oracle
-from engram.sweep.pruning import WARM_UP, limits
-from engram.sweep.sampling import NumberedSampler, derived_seed
-from engram.sweep.spec import SweepSpec
-from engram.sweep.storage import JOURNAL, without_password
-from engram.sweep.trial import Ended, Order
+from engram.attacks.reconstruction import Reconstruction
+from engram.core import files
+from engram.core.errors import ConfigError
+from engram.core.runs import RunDirectory, read_record, versions
+from engram.data.sets import Split
+from engram.models.view import AttackerView
+from engram.pipeline import compare
+from engram.sweep.executors import Executor, Job
+from engram.sweep.space import WARM_UP, NumberedSampler, SweepSpec, derived_seed, limits
+from engram.sweep.study import JOURNAL, ClaimedTrial, Ledger, Row, without_password
+from engram.sweep.trial import Ended, TrialOrder
+
+
+def settle(directory: Path, record: dict[str, Any], *, resume: bool) -> None:
+    """Write run.json into a free directory, or check that the one there has the same `sweep` entry."""
+    files.prepare_directory(directory)
+    path = RunDirectory(directory).record
+    with files.locked(directory / "claims.lock"):
+        if path.exists():
+            if not resume:
+                raise ConfigError(
+                    f"{directory} already holds a run; go on with it, or join it, with --resume, "
+                    "or choose another directory with -o"
+                )
+            _require_same(directory, files.read_json(path).get("sweep"), record["sweep"])
+        files.write_json(path, record)
+
+
+def recorded_steps(directory: Path) -> int:
+    """The steps that the trials of the sweep there were fixed to."""
+    steps: Any = read_record(directory)
+    for key in ("sweep", "space", "fixed", "steps"):
+        steps = steps.get(key) if isinstance(steps, dict) else None
+    if not isinstance(steps, int):
+        raise ConfigError(f"the sweep in {directory} was begun without --budget; leave it out to go on with it")
+    return steps
+
+
+def _require_same(directory: Path, there: object, here: dict[str, Any]) -> None:
+    known = there if isinstance(there, dict) else {}
+    if differing := [name for name, value in here.items() if known.get(name) != value]:
+        raise ConfigError(
+            f"{directory} holds another sweep ({', '.join(differing)} differ); resume with the same ones, "
+            "or choose another directory with -o"
+        )
+
+
+INDEX = "trials.jsonl"
+
+
+def append_row(directory: Path, row: dict[str, Any]) -> None:
+    with files.locked(directory / "claims.lock"), (directory / INDEX).open("a") as stream:
+        stream.write(json.dumps(row) + "\n")
+
+
+def write_index(directory: Path, rows: Sequence[dict[str, Any]]) -> None:
+    files.write_bytes(directory / INDEX, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def read_index(directory: Path) -> list[dict[str, Any]]:
+    """The rows by their numbers; a line cut short by a kill is left out, a later line replaces an earlier one."""
+    path = directory / INDEX
+    rows: dict[int, dict[str, Any]] = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            row = json.loads(line)
+            rows[int(row["number"])] = row
+        except (ValueError, KeyError, TypeError):
+            continue
+    return [rows[number] for number in sorted(rows)]
+
+
+@dataclass(frozen=True, eq=False)
+class Oracle:
+    """Training images beyond the same count on held-out ones, at the protocol's first threshold (SSIM > 0.4)."""
+
+    data: Split
+
+    def count(self, found: Reconstruction) -> float:
+        first = compare(found, self.data).counts[0]
+        return float(first.train if first.excess is None else first.excess)
+
 
 OnRow = Callable[["Sweep", Row], None]
 """Told of every trial that has ended."""
@@ -83,7 +151,7 @@ class Sweep:
     def trial_directory(self, number: int) -> RunDirectory:
         return RunDirectory(self.directory / "trials" / f"{number:05d}")
 
-    def next_job(self, on_row: OnRow) -> tuple[Claim, Job] | None:
+    def next_job(self, on_row: OnRow) -> tuple[ClaimedTrial, Job] | None:
         """A trial to run, or None if there is none now. One that only lacked its entry in the study gets it."""
         while (claim := self.ledger.claim(self.spec.trials, self._may_start)) is not None:
             record = self.trial_directory(claim.number).record
@@ -92,7 +160,7 @@ class Sweep:
             self._enter(claim, files.read_json(record)["trial"], on_row)
         return None
 
-    def record(self, claim: Claim, order: Order, ended: Ended, on_row: OnRow) -> None:
+    def record(self, claim: ClaimedTrial, order: TrialOrder, ended: Ended, on_row: OnRow) -> None:
         """Write a trial's directory, then enter it in the study; after a kill in between the directory decides."""
         row = self._row(claim, order, ended)
         record = json.loads(ended.files.get("run.json", b"{}")) | {"trial": row}
@@ -113,9 +181,9 @@ class Sweep:
             self._limits = limits(warm_up, self.spec.keep)
         return self._limits is not None
 
-    def _order(self, claim: Claim) -> Order:
+    def _order(self, claim: ClaimedTrial) -> TrialOrder:
         seed = derived_seed(self.spec.seed, claim.number, "attack")
-        return Order(
+        return TrialOrder(
             number=claim.number,
             recipe=self.spec.space.recipe,
             settings={**self.spec.space.fixed, **claim.params, "seed": seed},
@@ -125,7 +193,7 @@ class Sweep:
             scratch=self._scratch(claim),
         )
 
-    def _scratch(self, claim: Claim) -> Path:
+    def _scratch(self, claim: ClaimedTrial) -> Path:
         """Where the trial runs; what a dead owner left of it comes along."""
         running = self.directory / "running"
         scratch = running / f"{claim.number:05d}-{self.ledger.me}"
@@ -134,7 +202,7 @@ class Sweep:
             left.rename(scratch)
         return scratch
 
-    def _row(self, claim: Claim, order: Order, ended: Ended) -> Row:
+    def _row(self, claim: ClaimedTrial, order: TrialOrder, ended: Ended) -> Row:
         row: Row = {
             "number": claim.number,
             "state": ended.state,
@@ -154,7 +222,7 @@ class Sweep:
             row["objective"] = row["oracle"] = self.oracle.count(found)
         return row
 
-    def _enter(self, claim: Claim, row: Row, on_row: OnRow) -> None:
+    def _enter(self, claim: ClaimedTrial, row: Row, on_row: OnRow) -> None:
         self.ledger.finish(claim, row)
         append_row(self.directory, row)
         on_row(self, row)
@@ -172,3 +240,35 @@ class Sweep:
             "trials": self.spec.trials,
             "versions": versions(),
         }
+
+
+POLL_SECONDS = 0.5
+
+_Running = dict[tuple[str, int], tuple[Sweep, ClaimedTrial]]
+"""By sweep and number."""
+
+
+def _ignore(sweep: Sweep, row: Row) -> None:
+    pass
+
+
+def drive(sweeps: Sequence[Sweep], executor: Executor, on_row: OnRow = _ignore) -> None:
+    """Run all trials of all sweeps; those that another process is running are waited for."""
+    waiting, running = list(sweeps), _Running()
+    while waiting:
+        _feed(waiting, running, executor, on_row)
+        if running:
+            for job, ended in executor.collect(POLL_SECONDS):
+                sweep, claim = running.pop((job.sweep, job.order.number))
+                sweep.record(claim, job.order, ended, on_row)
+        elif any(not sweep.is_complete() for sweep in waiting):
+            time.sleep(POLL_SECONDS)  # others are at work on what is left
+        waiting = [sweep for sweep in waiting if not sweep.is_complete()]
+
+
+def _feed(waiting: Sequence[Sweep], running: _Running, executor: Executor, on_row: OnRow) -> None:
+    for sweep in waiting:
+        while len(running) < executor.slots and (given := sweep.next_job(on_row)) is not None:
+            claim, job = given
+            running[job.sweep, job.order.number] = (sweep, claim)
+            executor.submit(job)

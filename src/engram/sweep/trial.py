@@ -1,35 +1,143 @@
-"""One trial as a worker runs it: weights and settings in, files and numbers out. No data, no study, no clock."""
+"""One trial as a worker runs it: weights and settings in, files and numbers out. No data, no study, no clock.
+
+Trials are compared by how well their candidates explain the weights, judged by the weights alone. Nothing of a
+trial's own settings enters: gates are hard, whatever the slope it was run with, and the scale of the duals, on
+which recipes differ, drops out."""
 
 from __future__ import annotations
 
 import platform
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from safetensors.torch import save
+from torch import Tensor
 
-from engram import files
-from engram.attacker import AttackerView
-from engram.errors import DivergedError
+from engram.attacks.reconstruction import Attack, Reconstruction
+from engram.attacks.registry import build_attack
+from engram.core import files
+from engram.core.errors import DivergedError
+from engram.core.loop import Metrics, State, Values
+from engram.core.runs import RunDirectory
+from engram.models.networks import DenseNetwork, Network
+from engram.models.tasks.names import task_named
+from engram.models.view import AttackerView
 from engram.pipeline import attack
-from engram.runs import RunDirectory
-from engram.sweep.blind import NOTHING_EXPLAINED, unexplained_share
-from engram.sweep.pruning import CHECKPOINTS, is_hopeless
-from engram.sweep.recipes import build_attack
-from engram.sweep.watched import Watched
-from engram.targets.networks import DenseNetwork
-from engram.task import task_named
+from engram.sweep.space import CHECKPOINTS, checkpoint_steps, is_hopeless
+
+NOTHING_EXPLAINED = 1.0
+
+
+def unexplained_share(view: AttackerView[Network], found: Reconstruction) -> float:
+    """The share of the first layer that no multiple of the candidates' own contribution explains, in [0, 1].
+
+    With P = [W_1 b_1] and E = sum_i lambda_i d margin_i / d P at ReLU's exact gates,
+
+        min over s >= 0 of ||P - s E||² / ||P||²  =  1 - max(0, <P, E>)² / (||P||² ||E||²)
+    """
+    network = view.network.to(dtype=torch.float32, device="cpu")
+    params = {name: value.detach() for name, value in network.params.items()}
+    prefix = next(iter(params)).rpartition(".")[0]
+    first = [value.requires_grad_() for name, value in params.items() if name.rpartition(".")[0] == prefix]
+    logits = network.with_params(params)(found.images.float(), torch.relu)
+    gains = found.duals.float() * view.task.margins(logits, found.labels)
+    explained = torch.autograd.grad(gains.sum(), first)
+    return share_outside(_joined(first), _joined(explained))
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """All values in one vector; in float64, since their sums run over millions."""
+    return torch.cat([tensor.detach().flatten() for tensor in tensors]).double()
+
+
+def share_outside(whole: Tensor, part: Tensor) -> float:
+    """1 - cos² of the angle between two vectors [p]; 1 where they point apart, or `part` is zero or not finite.
+
+    >>> round(share_outside(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 0.0])), 6)
+    0.64
+    >>> share_outside(torch.tensor([3.0, 4.0]), torch.tensor([-6.0, -8.0]))
+    1.0
+    """
+    cosine = float(whole @ part) / max(float(whole.norm()) * float(part.norm()), torch.finfo(torch.float64).tiny)
+    if not 0 < cosine <= 1 + 1e-6:  # false for NaN, too
+        return NOTHING_EXPLAINED
+    return max(0.0, 1 - cosine**2)
+
+
+NOT_REACHED = -1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Watched:
+    """`inner`, with its unexplained share at every checkpoint kept in the state, hence in its snapshots.
+
+    `limits` are the largest shares allowed, one a checkpoint; none where nothing is pruned.
+    """
+
+    inner: Attack
+    limits: tuple[float, ...] = ()
+
+    @property
+    def recipe(self) -> str:
+        return self.inner.recipe
+
+    @property
+    def view(self) -> AttackerView[Network]:
+        return self.inner.view
+
+    @property
+    def settings(self) -> Any:
+        return self.inner.settings
+
+    @property
+    def total_steps(self) -> int:
+        return self.inner.total_steps
+
+    def init(self) -> State:
+        points = checkpoint_steps(self.total_steps)
+        return {
+            **self.inner.init(),
+            "watched_steps": torch.tensor(0),
+            "unexplained_at": torch.full((len(points),), NOT_REACHED, dtype=torch.float64),
+        }
+
+    def step(self, state: State) -> Metrics:
+        metrics = dict(self.inner.step(state))
+        state["watched_steps"] += 1
+        points = checkpoint_steps(self.total_steps)
+        if (step := int(state["watched_steps"])) in points:
+            share = torch.tensor(unexplained_share(self.view, self.inner.reconstruction(state)))
+            reached = [index for index, point in enumerate(points) if point == step]
+            state["unexplained_at"][reached] = share.double()
+            metrics["unexplained"] = share
+            if self.limits:
+                metrics["limit"] = torch.tensor(min(self.limits[index] for index in reached))
+        return metrics
+
+    def finished(self, metrics: Values) -> bool:
+        hopeless = "limit" in metrics and metrics["unexplained"] > metrics["limit"]
+        return hopeless or self.inner.finished(metrics)
+
+    def fingerprint(self) -> str:
+        return repr((self.inner.fingerprint(), self.limits))
+
+    def hint(self) -> str:
+        return self.inner.hint()
+
+    def reconstruction(self, state: State) -> Reconstruction:
+        return self.inner.reconstruction(state)
+
 
 TrialState = Literal["complete", "pruned", "diverged", "failed", "killed"]
 SNAPSHOT_SECONDS = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class TrialOrder:
     """Everything a worker needs beside the weights.
 
     `scratch` is a directory in which an interrupted trial is gone on with; without one it begins anew.
@@ -89,7 +197,7 @@ def packed(view: AttackerView) -> PackedView:
     )
 
 
-def run_trial(view: PackedView, order: Order) -> Ended:
+def run_trial(view: PackedView, order: TrialOrder) -> Ended:
     """Run a trial to its end. What goes wrong inside is a value: the sweep goes on."""
     if order.scratch is not None:
         return _run_in(order.scratch, view, order)
@@ -97,7 +205,7 @@ def run_trial(view: PackedView, order: Order) -> Ended:
         return _run_in(Path(directory), view, order)
 
 
-def _run_in(directory: Path, view: PackedView, order: Order) -> Ended:
+def _run_in(directory: Path, view: PackedView, order: TrialOrder) -> Ended:
     try:
         ended = _attacked(directory, view.unpacked(), order)
     except DivergedError as error:
@@ -107,7 +215,7 @@ def _run_in(directory: Path, view: PackedView, order: Order) -> Ended:
     return replace(ended, files=_files(directory, ended), **_spent(directory), **_where())
 
 
-def _attacked(directory: Path, view: AttackerView, order: Order) -> Ended:
+def _attacked(directory: Path, view: AttackerView, order: TrialOrder) -> Ended:
     view = replace(view, network=view.network.to(device=order.device))
     scheme = Watched(build_attack(order.recipe, view, order.settings), order.limits)
     found, solution = attack(

@@ -1,0 +1,1 @@
+"""Attacks: from an AttackerView to candidates. `registry.make_attack` makes any of them."""

@@ -1,0 +1,187 @@
+"""Stationarity of a ReLU network and its gradients by matrix products only; no autograd graph.
+
+For candidates z_i whose stationarity sums c_ij grad Phi_j(z_i) over the outputs j (binary: c_i = lambda_i y_i),
+layer l's residual is
+
+    R_l = [W_l b_l] - sum_i delta_{l,i} [h_{l-1,i}; 1]ᵀ
+
+with h_0 = z, h_l = relu(a_l), a_l = W_l h_{l-1} + b_l, delta_L = c_i and delta_l = g_l * (W_{l+1}ᵀ delta_{l+1}),
+g_l = sigmoid(slope a_l). A bias is the coordinate of a constant 1; without a bias that column is left out.
+As in the papers, ReLU's derivative is the sigmoid wherever it appears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engram.models.networks import DenseNetwork
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One pass up and down the network for candidates [m, r]; lists run over the layers 1..L."""
+
+    entering: list[Tensor]
+    """What enters layer l: h_{l-1}, with a column of ones where the layer has a bias."""
+    gates: list[Tensor]
+    """g_l of the hidden layers."""
+    arriving: list[Tensor]
+    """W_{l+1}ᵀ delta_{l+1}: the signal that arrives above the hidden layer l."""
+    signals: list[Tensor]
+    """delta_l, the coefficients included."""
+    outputs: Tensor
+    """Phi(x_i), [m, C]."""
+
+
+def run_pass(
+    network: DenseNetwork, inputs: Tensor, coefficients: Callable[[Tensor], Tensor], slope: float
+) -> Pass:
+    """All activations, gates and backpropagated signals for inputs [m, r].
+
+    `coefficients` maps the outputs Phi to c, both [m, C]: which outputs take part may depend on them.
+    """
+    entering, gates = [], []
+    hidden = inputs
+    for layer, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):
+        entering.append(with_constant(hidden, bias))
+        pre = torch.nn.functional.linear(hidden, weight, bias)
+        if layer < len(network.weights) - 1:
+            gates.append(torch.sigmoid(slope * pre))
+            hidden = pre.clamp(min=0)
+    return Pass(entering, gates, *send_down(network, gates, coefficients(pre)), pre)
+
+
+def send_down(
+    network: DenseNetwork, gates: list[Tensor], coefficients: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What arrives above the hidden layers, and the signals, for coefficients [m, C] at the outputs (`Pass`)."""
+    signals = [coefficients]
+    arriving: list[Tensor] = []
+    for gate, weight in zip(reversed(gates), reversed(network.weights[1:]), strict=True):
+        arriving.insert(0, signals[0] @ weight)
+        signals.insert(0, gate * arriving[0])
+    return arriving, signals
+
+
+def with_constant(hidden: Tensor, bias: Tensor | None) -> Tensor:
+    """[h; 1] where the layer has a bias, else h."""
+    return hidden if bias is None else torch.cat([hidden, hidden.new_ones(len(hidden), 1)], 1)
+
+
+def first_gates(network: DenseNetwork, inputs: Tensor, slope: float) -> Tensor:
+    """g_1 alone, [m, h]: it needs none of the layers above."""
+    pre = torch.nn.functional.linear(inputs, network.weights[0], network.biases[0])
+    return pre.mul_(slope).sigmoid_()
+
+
+def explained(done: Pass, layer: int) -> Tensor:
+    """sum_i delta_{l,i} [h_{l-1,i}; 1]ᵀ for layer 0, 1, ..., [out, in (+1)]."""
+    return done.signals[layer].T @ done.entering[layer]
+
+
+def parameters(network: DenseNetwork, layer: int) -> Tensor:
+    """[W_l b_l], or W_l where there is no bias."""
+    weight, bias = network.weights[layer], network.biases[layer]
+    return weight if bias is None else torch.cat([weight, bias[:, None]], 1)
+
+
+def pull_back(
+    network: DenseNetwork,
+    done: Pass,
+    slope: float,
+    by_residual: Mapping[int, Tensor],
+    by_output: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Gradients by inputs [m, r] and coefficients [m, C] of a loss F(R_0, R_1, ...; Phi).
+
+    `by_residual` holds dF/dR_l for the layers that F looks at, `by_output` dF/dPhi [m, C].
+    """
+    layers = range(len(network.weights))
+    # Up: how F depends on the signals delta_1, delta_2, ..., c, and through them on the gates.
+    by_gate: list[Tensor] = []
+    rising: Tensor | None = None
+    for layer in layers:
+        direct = -(done.entering[layer] @ by_residual[layer].T) if layer in by_residual else None
+        by_signal = _added(rising, direct)
+        if layer == layers[-1]:
+            break
+        if by_signal is None:
+            by_gate.append(torch.zeros_like(done.gates[layer]))
+            continue
+        by_gate.append(by_signal * done.arriving[layer])
+        rising = (by_signal * done.gates[layer]) @ network.weights[layer + 1].T
+    by_coefficients = torch.zeros_like(done.signals[-1]) if by_signal is None else by_signal
+    # Down: how F depends on the pre-activations, and through them on the inputs.
+    falling = by_output
+    for layer in reversed(layers):
+        by_entering = None if falling is None else falling @ network.weights[layer]
+        if layer in by_residual:
+            direct = -(done.signals[layer] @ by_residual[layer])
+            by_entering = _added(by_entering, direct[:, : network.weights[layer].shape[1]])
+        if layer > 0:
+            gate = done.gates[layer - 1]
+            bend = by_gate[layer - 1] * (slope * gate * (1 - gate))
+            falling = _added(bend, None if by_entering is None else by_entering * gate)
+    assert by_entering is not None, "the loss depends on no layer and no output"
+    return by_entering, by_coefficients
+
+
+def _added(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+ARRAYS = 12
+"""Values for every neuron and candidate that a pass and its pulling back hold at the same time."""
+
+
+def chunks(count: int, each: int, room: int) -> list[slice]:
+    """0, ..., count - 1 in as few equal chunks as fit into `room` bytes at `each` bytes an item.
+
+    >>> chunks(10, 8, 40), chunks(3, 8, 1)
+    ([slice(0, 5, None), slice(5, 10, None)], [slice(0, 1, None), slice(1, 2, None), slice(2, 3, None)])
+    """
+    size = max(1, room // each)
+    parts = -(-count // size)
+    return [slice(part * count // parts, (part + 1) * count // parts) for part in range(parts)]
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """What all candidates predict for the first layer [h, k], their outputs [m, C], and the way to gradients."""
+
+    run: Callable[[slice], Pass]
+    parts: Sequence[slice]
+    explained: Tensor
+    outputs: Tensor
+    kept: Pass | None
+    """The pass itself, if one chunk holds everything."""
+
+    @classmethod
+    def over(cls, run: Callable[[slice], Pass], parts: Sequence[slice]) -> Passes:
+        done = run(parts[0])
+        total, outputs = explained(done, 0), [done.outputs]
+        kept = done if len(parts) == 1 else None
+        for part in parts[1:]:
+            del done  # before the next one is made
+            done = run(part)
+            total += explained(done, 0)
+            outputs.append(done.outputs)
+        return cls(run, parts, total, torch.cat(outputs), kept)
+
+    def pull_back(
+        self, network: DenseNetwork, slope: float, by_residual: Mapping[int, Tensor], by_output: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients by inputs [m, r] and coefficients [m, C], as `closed_form.pull_back` has them."""
+
+        def pulled(part: slice) -> tuple[Tensor, Tensor]:  # whose pass is gone before the next one is made
+            done = self.run(part) if self.kept is None else self.kept
+            return pull_back(network, done, slope, by_residual, by_output[part])
+
+        by_inputs, by_coefficients = zip(*map(pulled, self.parts), strict=True)
+        return torch.cat(by_inputs), torch.cat(by_coefficients)

@@ -1,0 +1,108 @@
+"""What independent restarts agree on: a score for every candidate without training data, and merging.
+
+A restart that ends in the same image as the others, from another start, has most likely found something that is in
+the weights; one that ends alone has found a local minimum. Agreement is the mean over the other restarts of the
+best NCC with a candidate of the same label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from engram.attacks.reconstruction import Reconstruction
+
+SAME_IMAGE = 0.95
+"""Candidates of one label with at least this NCC are one image."""
+
+ARRAYS = 4
+"""Arrays as large as a block of likenesses that are held while one is made."""
+
+# P(NCC with a training image > 0.8) = sigmoid(INTERCEPT + SLOPE * -log(1 - agreement)), fitted by
+# `python -m benchmarks.confidence` on targets that are used for nothing else.
+INTERCEPT, SLOPE = -4.52, 1.43
+
+
+def consensus(found: Reconstruction, restarts: int, room: int) -> Reconstruction:
+    """Merge what is the same image, score it, and sort by score; candidates come restart after restart.
+
+    With a single restart nothing can agree: the scores are NaN, and the order is by dual. The likenesses of all
+    with all are made in blocks of about `room` bytes.
+    """
+    likenesses = Likeness.of(found, room)
+    if restarts == 1:
+        agreement = torch.full_like(found.duals, torch.nan)
+        order = found.duals.argsort(descending=True)
+    else:
+        everyone = likenesses.blocks(torch.arange(len(found)))
+        agreement = torch.cat([agreements(likeness, rows, restarts) for rows, likeness in everyone])
+        order = agreement.argsort(descending=True, stable=True)
+    return _merged(found, likenesses, order, confidence(agreement))
+
+
+@dataclass(frozen=True, eq=False)
+class Likeness:
+    """NCC of candidates [m, d] with the same label [m], -1 between labels; `size` rows at a time."""
+
+    unit: Tensor
+    labels: Tensor
+    size: int
+
+    @classmethod
+    def of(cls, found: Reconstruction, room: int) -> Likeness:
+        centred = found.images.flatten(1) - found.images.flatten(1).mean(1, keepdim=True)
+        unit = centred / centred.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        return cls(unit, found.labels, max(1, room // (ARRAYS * unit.element_size() * len(unit))))
+
+    def blocks(self, order: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The candidates of `order` [m] in turn, some at a time, and their likenesses [size, m]."""
+        for rows in torch.split(order, self.size):
+            yield rows, self._rows(rows) if self._whole is None else self._whole[rows]
+
+    @cached_property
+    def _whole(self) -> Tensor | None:
+        """All rows, made once, if they are one block."""
+        return self._rows(torch.arange(len(self.unit))) if self.size >= len(self.unit) else None
+
+    def _rows(self, rows: Tensor) -> Tensor:
+        same = self.labels[rows, None] == self.labels[None]
+        return torch.where(same, self.unit[rows] @ self.unit.T, -1.0)
+
+
+def agreements(likeness: Tensor, rows: Tensor, restarts: int) -> Tensor:
+    """Mean over the other restarts of the best likeness there; likeness [b, R m] of candidates `rows` -> [b]."""
+    each = likeness.shape[1] // restarts
+    best = likeness.view(len(rows), restarts, each).amax(2)  # candidate x restart
+    best[torch.arange(len(rows)), rows // each] = 0
+    return best.sum(1) / (restarts - 1)
+
+
+def confidence(agreement: Tensor) -> Tensor:
+    """The calibrated chance that a candidate shows a training image, in [0, 1].
+
+    >>> confidence(torch.tensor([0.5, 0.9, 0.99])).round(decimals=2)
+    tensor([0.0300, 0.2300, 0.8900])
+    """
+    return torch.sigmoid(INTERCEPT - SLOPE * torch.log1p(-agreement.clamp(max=1 - 1e-4)))
+
+
+def _merged(found: Reconstruction, likenesses: Likeness, order: Tensor, scores: Tensor) -> Reconstruction:
+    """Greedily from the front of `order`: each takes in everything like it that is still free."""
+    free = torch.ones(len(found), dtype=torch.bool)
+    images, duals, leaders = [], [], []
+    for rows, likeness in likenesses.blocks(order):
+        for leader, alike in zip(rows.tolist(), likeness >= SAME_IMAGE, strict=True):
+            if not free[leader]:
+                continue
+            members = (alike & free).index_fill(0, torch.tensor([leader]), True)
+            free &= ~members
+            weights = found.duals[members] + 1e-12
+            share = (weights / weights.sum()).view(-1, *[1] * (found.images.ndim - 1))
+            images.append((share * found.images[members]).sum(0))
+            duals.append(found.duals[members].mean())
+            leaders.append(leader)
+    return Reconstruction(torch.stack(images), torch.stack(duals), found.labels[leaders], scores[leaders])

@@ -1,0 +1,214 @@
+"""The engine of networks that begin with convolutions: candidates are pixels.
+
+A convolution's kernels are small and its gradient is a sum over all patches of all images: C k k directions, all
+of them full, so it has no row space that would hold images. The first fully-connected layer has one, over the
+features h(x) that the convolutions make of an image:
+
+    W = sum_i lambda_i y_i delta_i h(x_i)ᵀ
+
+Its rows lie in the span of the training images' features, few directions among very many; hardly anything but a
+training image has its features there. So pixels are the unknowns, their features' coordinates in that row space go
+through the engine's own objective, and what sticks out of it is penalised:
+
+    F = stationarity of the first fully-connected layer + margin + SPAN * share of features outside + prior * TV
+
+The first two are the engine's objective at the features' coordinates in the row space; their gradients by the
+pixels follow by one backward pass through the convolutions. `iteration` has the steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engram.attacks.engine.closed_form import parameters
+from engram.attacks.engine.iteration import EngineIteration
+from engram.attacks.engine.metric import Metric
+from engram.attacks.engine.objective import Objective, total_variation
+from engram.attacks.engine.scales import MARGIN_PER_SPREAD, PIXEL_STD, SOFTNESS, Scales, candidates_for
+from engram.attacks.published import smoothed_relu
+from engram.attacks.settings import EngineSettings
+from engram.core.errors import ConfigError
+from engram.core.loop import State
+from engram.models.networks import ConvNetwork, DenseNetwork
+from engram.models.row_space import find_row_space
+from engram.models.view import AttackerView
+
+PROBES = 256
+COARSE = 4
+"""Probes are smooth: noise on a grid of this many pixels a side, since photographs hold most of theirs there."""
+
+LIVE = 0.1
+"""Neurons with less than this share of the mean energy are left out."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """The network in two parts: features of images, and fully-connected layers on coordinates in the row space."""
+
+    network: ConvNetwork
+    scales: Scales
+    """Of the fully-connected layers, as the engine has them: `scales.space` is the row space over features."""
+    pixel_std: float
+    feature_slope: float
+
+    def features(self, images: Tensor) -> Tensor:
+        """h(x) with soft gates, [m, features]."""
+        return self.network.features(images, smoothed_relu(self.feature_slope))
+
+    def coordinates(self, features: Tensor) -> Tensor:
+        """V h, [m, r]."""
+        return features @ self.scales.space.basis.to(features.dtype).T
+
+
+def outside(features: Tensor, coordinates: Tensor) -> Tensor:
+    """The share of each sample's energy outside the row space, 1 - ||V h||² / ||h||², [m].
+
+    >>> outside(torch.tensor([[3.0, 4.0]]), torch.tensor([[3.0]]))
+    tensor([0.6400])
+    """
+    energy = features.square().sum(1).clamp(min=torch.finfo(features.dtype).tiny)
+    return 1 - coordinates.square().sum(1) / energy
+
+
+@torch.no_grad()
+def pose(view: AttackerView[ConvNetwork], settings: EngineSettings) -> Problem:
+    """Rotate the first fully-connected layer into its row space and measure the scales on smooth random images."""
+    network = view.network.to(dtype=settings.torch_dtype)
+    if len(network.head.weights) < 2:
+        raise ConfigError(
+            f"the engine needs a hidden fully-connected layer, which {network.name} has not; "
+            "use `engram reconstruct --recipe buzaglo2023`"
+        )
+    space = find_row_space(network.head.weights[0])
+    inner = (network.head.weights[0].double() @ space.basis.double().T).to(settings.torch_dtype)
+    reduced = live_neurons(network.head.with_params({**network.head.params, "layers.0.weight": inner}))
+    low, high = view.pixel_range
+    pixel_std = PIXEL_STD * (high - low)
+    probes = smooth_noise(PROBES, view.input_shape, pixel_std, settings.seed).to(inner)
+    features = network.features(probes)
+    # In the row space, at the length of real features: those of noise lie anywhere.
+    generator = torch.Generator().manual_seed(settings.seed)
+    inside = torch.randn(PROBES, space.rank, generator=generator, dtype=torch.float64).to(inner)
+    inside *= (features.square().sum(1).mean() / space.rank).sqrt()
+    excited = functional.linear(inside, reduced.weights[0], reduced.biases[0])
+    candidates = settings.candidates or candidates_for(space.rank)
+    candidates += -candidates % view.task.label_count
+    margin = MARGIN_PER_SPREAD * float(reduced(inside).std().clamp(min=1e-12))
+    scales = Scales(
+        network=reduced,
+        space=space,
+        candidates=candidates,
+        latent_std=float(inside.std()),
+        slope=SOFTNESS / float(excited.std().clamp(min=1e-12)),
+        dual=float(parameters(reduced, 0).square().sum()) / (margin * candidates),
+    )
+    return Problem(network, scales, pixel_std, SOFTNESS / _spread_before_gates(network, probes))
+
+
+def live_neurons(head: DenseNetwork) -> DenseNetwork:
+    """Without the hidden neurons of the first layer that hold less than a share of the mean energy.
+
+    Weight decay lets neurons die that no sample needs; what is left of them says nothing of the samples, yet each
+    neuron's equation would count as much as any other's.
+
+    >>> head = DenseNetwork((torch.tensor([[2.0], [0.1], [1.0]]), torch.tensor([[3.0, 4.0, 5.0]])), (None, None))
+    >>> [weight.tolist() for weight in live_neurons(head).weights]
+    [[[2.0], [1.0]], [[3.0, 5.0]]]
+    """
+    first, second, *upper = head.weights
+    energies = parameters(head, 0).square().sum(1)
+    live = energies >= LIVE * energies.mean()
+    bias = head.biases[0]
+    return DenseNetwork(
+        (first[live], second[:, live], *upper), (None if bias is None else bias[live], *head.biases[1:])
+    )
+
+
+def smooth_noise(count: int, shape: tuple[int, ...], std: float, seed: int) -> Tensor:
+    """Random images [count, C, H, W] of that spread, without detail."""
+    channels, height, width = shape
+    generator = torch.Generator().manual_seed(seed)
+    grid = (count, channels, -(-height // COARSE), -(-width // COARSE))
+    coarse = torch.randn(grid, generator=generator, dtype=torch.float64)
+    fine = functional.interpolate(coarse, size=(height, width), mode="bilinear", align_corners=False)
+    return fine * (std / fine.std())
+
+
+def _spread_before_gates(network: ConvNetwork, probes: Tensor) -> float:
+    """The smallest spread of what enters a ReLU below the first fully-connected layer."""
+    spreads: list[float] = []
+
+    def watch(values: Tensor) -> Tensor:
+        spreads.append(float(values.std()))
+        return torch.relu(values)
+
+    network.features(probes, watch)
+    return max(min(spreads, default=1.0), 1e-12)
+
+
+PIXEL_RATE = 0.16
+"""Adam's rate as a share of the pixels' spread."""
+SPAN = 5.0
+"""Weight of the features' share outside the row space, against a stationarity that begins at 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class ConvEngine(EngineIteration[ConvNetwork]):
+    """Stationarity of the first fully-connected layer, read through the convolutions below it."""
+
+    moved: ClassVar[str] = "images"
+
+    @cached_property
+    def problem(self) -> Problem:
+        return pose(self.view, self.settings)
+
+    @property
+    def scales(self) -> Scales:
+        return self.problem.scales
+
+    @cached_property
+    def objective(self) -> Objective:
+        return Objective(self.scales, self.settings, self.view.task, (self.scales.space.rank,))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.view.input_shape
+
+    @property
+    def rate(self) -> float:
+        return PIXEL_RATE * self.problem.pixel_std
+
+    def draw(self, seed: int) -> Tensor:
+        return smooth_noise(self.scales.candidates, self.shape, self.problem.pixel_std, seed)
+
+    def gradients(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Span and prior are weighed by the duals' shares, whose own gradient is left out: no dual should die only
+        because its candidate is not yet in the span."""
+        images = state["images"].detach().requires_grad_()
+        features = self.problem.features(images)
+        coordinates = self.problem.coordinates(features)
+        inner = {**state, "latents": coordinates.detach()}
+        losses, by_coordinates, by_duals = self.objective(inner, metric, 0.0)
+        share = self.objective.shares(state["duals"])
+        span = SPAN * (share * outside(features, coordinates)).sum()
+        pulled = (coordinates * by_coordinates).sum() + span
+        (by_images,) = torch.autograd.grad(pulled, images)
+        losses = {**losses, "outside": span.detach()}
+        if prior > 0:
+            values, by_variation = total_variation(state["images"])
+            losses["variation"] = prior * (share * values).sum()
+            by_images = by_images + prior * share.view(-1, 1, 1, 1) * by_variation
+        return losses, by_images, by_duals
+
+    @torch.no_grad()
+    def latents(self, moved: Tensor) -> Tensor:
+        return self.problem.coordinates(self.problem.features(moved))
+
+    def images(self, moved: Tensor) -> Tensor:
+        return moved

@@ -1,0 +1,279 @@
+"""The engine of fully-connected networks: candidates are latents in the row space of the first layer.
+
+    F = sum_k min_s (w_k - s p_k)ᵀ M_k (w_k - s p_k) / sum_k w_kᵀ M_k w_k  +  margin  +  prior
+
+with w_k neuron k's weights, p_k what the candidates predict for them, s near 1 and M_k the neuron's metric;
+`margin` asks every candidate in use to lie within a tolerance of the margin that homogeneity gives, and `prior` is
+total variation. `objective` holds the terms, `iteration` the steps. Two things are done here alone:
+
+Between refreshes the layers above the first stand still (`Frozen`): a step then costs products with the first
+layer only. With the gates above held, the network is linear in the first layer's output h_1, sample by sample,
+
+    margin_i = b_i · h_1(z_i) + rest_i,    signal arriving at the first layer = lambda_i a_i,
+
+with a_i and b_i the gradients by h_1, at the refresh, of what the dual lambda_i weighs and of the margin: the
+same where a sample has one dual. What this leaves out of the gradient by the latents (the gates above that move,
+and the prior) hardly changes over a few steps; it is taken once and added as a constant: `correction`. At the
+refresh itself the gradient is exact. Where a sample has several duals, how they share its weight stands still
+too, and so does their gradient.
+
+Where most of the first layer is the noise of its start, few directions stand above it, and images in their span
+are blurred. But W_1 = W_0 + sum_i delta_i x_iᵀ is linear in the images, and the found candidates tell the
+signals delta_i (`read_out`). In an octave of frequencies where images have power p and the candidates leave s²
+of a weight unexplained, the posterior mean of all images X [m, octave] is
+
+    (D Dᵀ / s² + 1 / p)⁻¹ D W / s²,    D [m, h] the signals
+
+Signals follow from images, so this is done again. Where the model's misfit outweighs the noise, as from a small
+start, it would do harm: docs/engine-log.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from engram.attacks.engine.closed_form import Pass, Passes, explained, run_pass, send_down, with_constant
+from engram.attacks.engine.iteration import EngineIteration
+from engram.attacks.engine.metric import Metric
+from engram.attacks.engine.objective import Objective
+from engram.attacks.engine.scales import PIXEL_STD, Scales, derive_scales
+from engram.core.loop import State
+from engram.models.networks import DenseNetwork
+from engram.models.row_space import Frequencies, bands
+
+
+@dataclass(frozen=True, eq=False)
+class Frozen:
+    """a and b [m, h], rest [m], the correction [m, r], the gradient by the duals and the prior, at the refresh."""
+
+    arriving: Tensor
+    holding: Tensor
+    rest: Tensor
+    correction: Tensor
+    by_duals: Tensor
+    variation: Tensor | None
+
+    @classmethod
+    def at(cls, objective: Objective, state: State, metric: Metric, prior: float) -> Frozen:
+        """Everything that is dear, from the state's latents, duals and labels."""
+        latents, labels = state["latents"], state["labels"]
+        task, network, duals = objective.task, objective.scales.network, state["duals"]
+        unit = objective.run(latents, task.unit_duals(duals), labels)
+        sides, arriving = unit.signals[-1], unit.arriving[0]
+        holding = arriving
+        if duals.ndim > 1:
+            sides = task.sides(labels, duals, unit.outputs)
+            holding = send_down(network, unit.gates, sides)[0][0]
+        hidden = unit.entering[1][:, : network.weights[1].shape[1]]
+        rest = (sides * unit.outputs).sum(1) - (hidden * holding).sum(1)
+        still = cls(arriving, holding, rest, torch.zeros_like(latents), duals, None)
+        weighted = _weighted(unit, task.sample_duals(duals))
+        passes = Passes.over(lambda _: weighted, [slice(len(latents))])
+        losses, exact, by_duals = objective.from_passes(state, passes, metric, prior)
+        _, near, _ = still.gradients(objective, state, metric)
+        return cls(arriving, holding, rest, exact - near, by_duals, losses.get("variation"))
+
+    def gradients(
+        self, objective: Objective, state: State, metric: Metric
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """The terms of F, and its gradients by latents [m, r] and duals."""
+        latents, duals, sizes = state["latents"], state["duals"], objective.task.sample_duals(state["duals"])
+        done = self._pass(objective, latents, sizes)
+        (entering,), (gates,), (arriving,), signals = done.entering, done.gates, done.arriving, done.signals
+        stationarity, by_residual = objective.stationarity(explained(done, 0), metric)
+        sides = sizes.sign() if objective.task.has_signed_duals else torch.ones_like(sizes)
+        margin, by_margin = objective.margin(sides * done.outputs[:, 0], duals)
+        by_signal = -(entering @ by_residual.T)
+        by_duals = (by_signal * gates * self.arriving).sum(1) if duals.ndim == 1 else self.by_duals
+        slope = objective.scales.slope
+        by_pre = (
+            by_signal * arriving * (slope * gates * (1 - gates))
+            + (by_margin * sides)[:, None] * self.holding * gates
+        )
+        weight = objective.scales.network.weights[0]
+        by_latents = by_pre @ weight - (signals[0] @ by_residual)[:, : weight.shape[1]] + self.correction
+        losses = {"stationarity": stationarity, "margin": margin}
+        if self.variation is not None:
+            losses["variation"] = self.variation
+        return losses, by_latents, by_duals
+
+    def _pass(self, objective: Objective, latents: Tensor, sizes: Tensor) -> Pass:
+        """The first layer as in `closed_form.run_pass`; the margins, [m, 1], in place of the outputs."""
+        network = objective.scales.network
+        weight, bias = network.weights[0], network.biases[0]
+        pre = torch.nn.functional.linear(latents, weight, bias)
+        gates = torch.sigmoid(objective.scales.slope * pre)
+        arriving = sizes[:, None] * self.arriving
+        weighed = (pre.clamp(min=0) * self.holding).sum(1) + self.rest
+        return Pass([with_constant(latents, bias)], [gates], [arriving], [gates * arriving], weighed[:, None])
+
+
+def _weighted(unit: Pass, sizes: Tensor) -> Pass:
+    """The pass in which sample i counts sizes_i, from that in which each counts 1: signals are linear in them."""
+    arriving = [sizes[:, None] * one for one in unit.arriving]
+    signals = [sizes[:, None] * one for one in unit.signals]
+    return Pass(unit.entering, unit.gates, arriving, signals, unit.outputs)
+
+
+ROUNDS = 2
+MOSTLY = 0.5
+"""The share of noise in a layer's energy from which on this is done."""
+IN_USE = 1e-3
+"""Candidates whose signal is weaker than this share of the strongest stay as they are: nothing speaks of them."""
+
+
+def mostly_noise(weight: Tensor, noise_std: float) -> bool:
+    """Whether noise of this standard deviation is most of the energy of W."""
+    energy = float(weight.double().square().sum())
+    return noise_std**2 * weight.numel() > MOSTLY * energy
+
+
+def read_out(
+    images: Tensor,
+    rows: Tensor,
+    signals: Callable[[Tensor], Tensor],
+    frequencies: Frequencies,
+    pixel_std: float,
+) -> Tensor:
+    """Images [m, d] read out of W [h, d] over frequencies; `signals` maps images to theirs [m, h], with duals."""
+    found = frequencies.coefficients(images.double())
+    power = expected_power(rows.shape[1], pixel_std).to(rows)
+    for _ in range(ROUNDS):
+        sent = signals(frequencies.pixels(found).to(images.dtype)).double()
+        strengths = sent.norm(dim=1)
+        used = strengths > IN_USE * strengths.max()
+        found[used] = posterior_mean(rows, found[used], sent[used], power)
+    return frequencies.pixels(found).to(images.dtype)
+
+
+def posterior_mean(rows: Tensor, found: Tensor, sent: Tensor, power: Tensor) -> Tensor:
+    """Images [m, d] over frequencies from W [h, d], by their signals [m, h] and the power expected of them [d].
+
+    What `found`, the images so far, leaves unexplained is the noise of each octave.
+    """
+    left = rows - sent.T @ found
+    overlaps, projected = sent @ sent.T, sent @ rows
+    identity = torch.eye(len(sent), dtype=sent.dtype, device=sent.device)
+    result = torch.empty_like(found)
+    for first, last in itertools.pairwise([0, *reversed(bands(rows.shape[1]))]):
+        noise = left[:, first:last].square().mean()
+        ridge = noise / power[first:last].mean()
+        result[:, first:last] = torch.linalg.solve(overlaps + ridge * identity, projected[:, first:last])
+    return result
+
+
+def expected_power(count: int, pixel_std: float) -> Tensor:
+    """Of photographs in the frequencies of `Frequencies`, [count]: in a plane 1 / f² is 1 / place in the order.
+
+    >>> expected_power(3, 1.0).mul(100).round().div(100).tolist()
+    [1.64, 0.82, 0.55]
+    """
+    falling = 1 / torch.arange(1, count + 1, dtype=torch.float64)
+    return falling * (pixel_std**2 * count / falling.sum())
+
+
+LATENT_RATE, BARE_RATE, CLASSES_RATE = 0.15, 0.08, 0.3
+"""Adam's rate as a share of the latents' own spread: with two classes, the same without a prior, and with more
+classes; see docs/engine-log.md."""
+REFRESH = 4
+"""Steps between exact gradients; see `frozen`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Engine(EngineIteration[DenseNetwork]):
+    """Stationarity of the first layer with its bias: the layer that carries the images."""
+
+    moved: ClassVar[str] = "latents"
+    _frozen: dict[int, Frozen] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def scales(self) -> Scales:
+        return derive_scales(self.view, self.settings)
+
+    @cached_property
+    def objective(self) -> Objective:
+        return Objective(self.scales, self.settings, self.view.task, self.view.input_shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.scales.space.rank,)
+
+    @property
+    def rate(self) -> Tensor:
+        share = LATENT_RATE if self.uses_prior else BARE_RATE
+        if self.several_classes:
+            share = CLASSES_RATE
+        return share * self.spread.to(self.settings.torch_dtype)
+
+    @cached_property
+    def spread(self) -> Tensor:
+        """Standard deviation of images along each direction of the row space, [r]."""
+        return self.scales.latent_std * self.scales.space.contrast
+
+    def draw(self, seed: int) -> Tensor:
+        """Images of natural contrast, in any direction of the row space."""
+        generator = torch.Generator().manual_seed(seed)
+        shape = (self.scales.candidates, *self.shape)
+        return self.spread.cpu() * torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def gradients(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Exact every `REFRESH` steps and whenever the metric is new; in between the upper layers stand still."""
+        if not self._can_freeze:
+            return self.objective(state, metric, prior)
+        since_metric = self.schedule.phase(int(state["step"])).step % self.settings.metric_every
+        if since_metric % REFRESH == 0:
+            state.update({f"frozen_{name}": state[name].clone() for name in ("latents", "duals")})
+            state["frozen_prior"] = torch.tensor(prior, dtype=torch.float64)
+            self._frozen.clear()
+        if 0 not in self._frozen:  # from stored copies, so that a resumed run has the same
+            stored = {name: state[f"frozen_{name}"] for name in ("latents", "duals")}
+            self._frozen[0] = Frozen.at(self.objective, {**state, **stored}, metric, float(state["frozen_prior"]))
+        return self._frozen[0].gradients(self.objective, state, metric)
+
+    @property
+    def _can_freeze(self) -> bool:
+        """Layers above the first that are worth it, and room for all candidates at once."""
+        deep = len(self.view.network.weights) > 2
+        return deep and len(self.objective.chunks(self.scales.candidates)) == 1
+
+    def latents(self, moved: Tensor) -> Tensor:
+        return moved
+
+    def shown(self, moved: Tensor, duals: Tensor, labels: Tensor) -> Tensor:
+        """In the row space; where noise left it few directions, read out over all frequencies."""
+        images = self.images(moved)
+        if self._noisy_rows is None:
+            return images
+        frequencies, rows = self._noisy_rows
+        signals = partial(self._signals, duals=duals, labels=labels)
+        low, high = self.view.pixel_range
+        return read_out(images.flatten(1), rows, signals, frequencies, PIXEL_STD * (high - low)).view_as(images)
+
+    @cached_property
+    def _noisy_rows(self) -> tuple[Frequencies, Tensor] | None:
+        """The first layer over frequencies, once for all starts, where most of it is noise; else None."""
+        weight, shape = self.view.network.weights[0], self.view.input_shape
+        if len(shape) != 3 or not mostly_noise(weight, self.scales.space.noise_std):
+            return None
+        frequencies = Frequencies.of(shape)
+        return frequencies, frequencies.coefficients(weight.double())
+
+    def _signals(self, images: Tensor, duals: Tensor, labels: Tensor) -> Tensor:
+        """What the candidates send to the first layer, [m, h]."""
+        network = self.view.network.to(dtype=images.dtype)
+
+        def run(part: slice) -> Tensor:
+            weigh = partial(self.view.task.output_weights, labels[part], duals[part])
+            return run_pass(network, images[part], weigh, self.scales.slope).signals[0]
+
+        return torch.cat([run(part) for part in self.objective.chunks(len(images))])
+
+    def images(self, moved: Tensor) -> Tensor:
+        return (moved @ self.scales.space.basis.to(moved.dtype)).view(-1, *self.view.input_shape)

@@ -1,0 +1,214 @@
+"""The engine's objective: stationarity of the first layer under its metric, margin, total variation as prior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from engram.attacks.engine.closed_form import (
+    ARRAYS,
+    Pass,
+    Passes,
+    chunks,
+    first_gates,
+    parameters,
+    run_pass,
+    with_constant,
+)
+from engram.attacks.engine.metric import Groups, Metric, inverse_covariances
+from engram.attacks.engine.scales import Scales
+from engram.attacks.settings import EngineSettings
+from engram.core.loop import State
+from engram.models.tasks.base import Task
+
+SMOOTHING = 0.01
+"""Pixel differences below this count quadratically: a hundredth of the pixel range."""
+
+
+def total_variation(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of sqrt(difference² + eps²) over neighbouring pixels, a mean over pixels, and its gradient.
+
+    images [m, C, H, W] -> values [m], gradients [m, C, H, W].
+
+    >>> values, _ = total_variation(torch.tensor([[[[0.0, 3.0]]]], dtype=torch.float64))
+    >>> round(values.item(), 4)
+    1.5
+    """
+    gradient = torch.zeros_like(images)
+    values = images.new_zeros(len(images))
+    pixels = images[0].numel()
+    for axis in (2, 3):
+        length = images.shape[axis] - 1
+        ahead, behind = images.narrow(axis, 1, length), images.narrow(axis, 0, length)
+        difference = ahead - behind
+        size = (difference.square() + SMOOTHING**2).sqrt()
+        values += size.flatten(1).sum(1) / pixels
+        slope = difference / size / pixels
+        gradient.narrow(axis, 1, length).add_(slope)
+        gradient.narrow(axis, 0, length).sub_(slope)
+    return values, gradient
+
+
+GAIN_RIDGE = 0.3
+"""How strongly a neuron's gain is held at 1."""
+FAINT = 0.1
+"""Neurons with less than this share of the median energy count as if they had it."""
+
+PRIOR_BYTES = 10_000_000
+"""Images and their differences at once: 2,000 candidates take 0.10 s so and 0.18 s in one piece, which no cache
+holds and the allocator fetches anew each time."""
+
+METRIC_BYTES = 150_000_000
+"""A step reads the whole metric, and making it takes time too; beyond this, like neurons share theirs. Up to rank
+190 that is one for each of 1,000 neurons."""
+
+
+def row_energies(weights: Tensor) -> Tensor:
+    """||w_k||² [h], but no less than a share of the median: neurons that never learnt have nothing to say, and
+    dividing by their norm would let them speak loudest.
+
+    >>> row_energies(torch.tensor([[1.0], [2.0], [0.0]]))
+    tensor([1.0000, 4.0000, 0.1000])
+    """
+    energies = weights.square().sum(1)
+    return energies.clamp(min=FAINT * float(energies.median()))
+
+
+def gains(overlap: Tensor, predicted: Tensor, energies: Tensor) -> Tensor:
+    """s_k that minimises (w - s p)ᵀ M (w - s p) + GAIN_RIDGE (s - 1)² wᵀ M w, from wᵀMp, pᵀMp and wᵀMw [h].
+
+    A neuron's outgoing signal moved while the samples were learnt; what all of them have in common is one factor
+    a neuron.
+
+    >>> gains(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 1.0, 4.0]), torch.ones(3))
+    tensor([1.0000, 1.0000, 0.5349])
+    """
+    tiny = torch.finfo(energies.dtype).tiny
+    return (overlap + GAIN_RIDGE * energies + tiny) / (predicted + GAIN_RIDGE * energies + tiny)
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """Values and gradients for latents [m, r], labels [m] and duals as the task has them."""
+
+    scales: Scales
+    settings: EngineSettings
+    task: Task
+    input_shape: tuple[int, ...]
+
+    def __call__(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """The terms of F, and its gradients by latents [m, r] and duals."""
+        return self.from_passes(
+            state, self.passes(state["latents"], state["duals"], state["labels"]), metric, prior
+        )
+
+    def from_passes(
+        self, state: State, passes: Passes, metric: Metric, prior: float
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """The same from passes that were made with the state's latents, duals and labels."""
+        latents, duals, labels = state["latents"], state["duals"], state["labels"]
+        stationarity, by_residual = self.stationarity(passes.explained, metric)
+        sides = self.task.sides(labels, duals, passes.outputs)
+        margin, by_margin = self.margin((sides * passes.outputs).sum(1), duals)
+        by_latents, by_coefficients = passes.pull_back(
+            self.scales.network, self.scales.slope, {0: by_residual}, by_margin[:, None] * sides
+        )
+        losses = {"stationarity": stationarity, "margin": margin}
+        if prior > 0:
+            variation, by_variation = self.variation(latents, duals)
+            losses["variation"] = prior * variation
+            by_latents = by_latents + prior * by_variation
+        return losses, by_latents, self.by_duals(duals, labels, passes.outputs, by_coefficients)
+
+    def passes(self, latents: Tensor, duals: Tensor, labels: Tensor) -> Passes:
+        """All candidates, in chunks that there is room for."""
+
+        def run(part: slice) -> Pass:
+            return self.run(latents[part], duals[part], labels[part])
+
+        return Passes.over(run, self.chunks(len(latents)))
+
+    def chunks(self, candidates: int) -> list[slice]:
+        """So many candidates in chunks whose passes there is room for."""
+        each = self.settings.torch_dtype.itemsize * ARRAYS * sum(self.scales.network.sizes)
+        return chunks(candidates, each, self.settings.room)
+
+    def run(self, latents: Tensor, duals: Tensor, labels: Tensor) -> Pass:
+        weigh = partial(self.task.output_weights, labels, duals)
+        return run_pass(self.scales.network, latents, weigh, self.scales.slope)
+
+    def by_duals(self, duals: Tensor, labels: Tensor, outputs: Tensor, by_coefficients: Tensor) -> Tensor:
+        """Through the coefficients, which are linear in the duals; the task knows how."""
+        with torch.enable_grad():
+            leaf = duals.detach().requires_grad_()
+            coefficients = self.task.output_weights(labels, leaf, outputs)
+            (gradient,) = torch.autograd.grad(coefficients, leaf, by_coefficients)
+        return gradient
+
+    def shares(self, duals: Tensor) -> Tensor:
+        """How much each candidate counts among all, [m]; they add up to 1."""
+        sizes = self.task.sample_duals(duals).abs()
+        return sizes / self.total(sizes)
+
+    def total(self, sizes: Tensor) -> Tensor:
+        return sizes.sum().clamp(min=1e-12 * self.scales.dual)
+
+    def stationarity(self, predicted: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
+        """sum_k min_s of the residual of neuron k (`gains`), and its gradient by the residual w - p, p [h, k].
+
+        At its minimum in s the value depends on p through the residual alone: dF/dp = -2 s M (w - s p).
+        """
+        pulled = metric(predicted)
+        weights = parameters(self.scales.network, 0)
+        overlap, square = (pulled * weights).sum(1), (pulled * predicted).sum(1)
+        gain = gains(overlap, square, metric.energies)
+        value = metric.energies - 2 * gain * overlap + gain.square() * square
+        value = value + GAIN_RIDGE * (gain - 1).square() * metric.energies
+        return value.sum(), 2 * gain[:, None] * (metric.pulled - gain[:, None] * pulled)
+
+    def unexplained(self, state: State) -> Tensor:
+        """What is left of each neuron at its best gain, ||w_k - s_k p_k||² / ||w_k||², [h]."""
+        predicted = self.passes(state["latents"], state["duals"], state["labels"]).explained
+        weights = parameters(self.scales.network, 0)
+        gain = gains((weights * predicted).sum(1), predicted.square().sum(1), weights.square().sum(1))
+        left = weights - gain[:, None] * predicted
+        return left.square().sum(1) / row_energies(weights)
+
+    def metric(self, latents: Tensor, duals: Tensor) -> Metric:
+        """Scaled so that candidates that explain nothing have loss 1."""
+        network, room = self.scales.network, self.settings.room
+        weights = parameters(network, 0)
+        entering = with_constant(latents, network.biases[0])
+        used = first_gates(network, latents, self.scales.slope)
+        used *= self.task.sample_duals(duals).square()[:, None]
+        affordable = min(room, METRIC_BYTES) // (weights.element_size() * weights.shape[1] ** 2)
+        groups = Groups.alike(used, max(1, affordable))
+        matrices = inverse_covariances(entering, groups.summed(used), self.settings.ridge, room=room)
+        return Metric.of(matrices, groups, 1 / row_energies(weights), weights)
+
+    def margin(self, margins: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
+        """Squared distance of margin / gamma from [1 - tolerance, 1 + tolerance], duals as weights.
+
+        gamma = ||[W_1 b_1]||² / sum lambda, as the first layer is homogeneous. Value, and gradient by margins [m].
+        """
+        sizes = self.task.sample_duals(duals).abs()
+        gamma = parameters(self.scales.network, 0).square().sum() / self.total(sizes)
+        excess = margins / gamma - 1
+        outside = excess - excess.clamp(-self.settings.margin_tolerance, self.settings.margin_tolerance)
+        share = self.settings.margin_weight * self.shares(duals)
+        return (share * outside.square()).sum(), 2 * share * outside / gamma
+
+    def variation(self, latents: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
+        """Total variation of the images, duals as weights, and its gradient by the latents [m, r]."""
+        basis = self.scales.space.basis.to(latents.dtype)
+        values, gradients = [], []
+        each = ARRAYS * basis.shape[1] * latents.element_size()
+        for part in chunks(len(latents), each, min(self.settings.room, PRIOR_BYTES)):
+            value, by_pixels = total_variation((latents[part] @ basis).view(-1, *self.input_shape))
+            values.append(value)
+            gradients.append(by_pixels.flatten(1) @ basis.T)
+        share = self.shares(duals)
+        return (share * torch.cat(values)).sum(), share[:, None] * torch.cat(gradients)

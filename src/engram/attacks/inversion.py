@@ -1,0 +1,124 @@
+"""Model inversion: search for inputs that maximise or minimise an output, as Haim et al. 2022 compare with.
+
+    x <- x + s lr d Phi_k(x) / dx,   s = +1 for half of the starts, -1 for the other,   x ~ N(0, sigma²)
+
+Learning rate and sigma are drawn for every start from the paper's search, lr log-uniform in [1e-6, 1] and sigma
+log-uniform in [1e-7, 1], so that one batched run is the whole search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from engram.core.errors import require
+from engram.core.loop import Budget, Metrics, Observer, State, Values, run
+from engram.models.networks import Network
+from engram.models.view import AttackerView
+
+RATES = (1e-6, 1.0)
+SPREADS = (1e-7, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InversionSettings:
+    """How many starts, steps of each, and the seed; `batch` bounds the memory of a step."""
+
+    images: int = 100
+    steps: int = 200
+    seed: int = 0
+    batch: int = 4096
+
+    def __post_init__(self) -> None:
+        for name in ("images", "steps", "batch"):
+            require(getattr(self, name) > 0, name, "must be positive", getattr(self, name))
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """Inputs [m, *shape] by rising output, as the paper lays them out, and the outputs [m]."""
+
+    images: Tensor
+    outputs: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Inversion:
+    """The search as an iteration; pixels stay within the range that mean-subtracted ones can have."""
+
+    view: AttackerView[Network]
+    settings: InversionSettings
+
+    @cached_property
+    def network(self) -> Network:
+        return self.view.network.to(dtype=torch.float32)
+
+    @cached_property
+    def signs(self) -> Tensor:
+        """Which output each start climbs or descends, [m, outputs]: every output, both ways, in turn."""
+        outputs = self.view.task.outputs
+        start = torch.arange(self.settings.images)
+        chosen = torch.zeros(self.settings.images, outputs)
+        chosen[start, (start // 2) % outputs] = 1.0 - 2.0 * (start % 2)
+        return chosen.to(self.network.weights[0].device)
+
+    def init(self) -> State:
+        generator = torch.Generator().manual_seed(self.settings.seed)
+        m, device = self.settings.images, self.network.weights[0].device
+        rates, spreads = (
+            torch.exp(math.log(low) + (math.log(high) - math.log(low)) * torch.rand(m, 1, generator=generator))
+            for low, high in (RATES, SPREADS)
+        )
+        images = spreads * torch.randn(m, self.network.sizes[0], generator=generator)
+        return {"images": images.to(device), "rates": rates.to(device)}
+
+    def step(self, state: State) -> Metrics:
+        span = self.view.pixel_range[1] - self.view.pixel_range[0]
+        climbed = torch.zeros((), device=state["images"].device)
+        for start in range(0, len(state["images"]), self.settings.batch):
+            rows = slice(start, start + self.settings.batch)
+            images = state["images"][rows].requires_grad_()
+            reached = (self.network(images) * self.signs[rows]).sum()
+            (slope,) = torch.autograd.grad(reached, images)
+            state["images"][rows] = (images.detach() + state["rates"][rows] * slope).clamp(-span, span)
+            climbed = climbed + reached.detach()
+        return {"loss": -climbed / len(state["images"])}
+
+    def finished(self, metrics: Values) -> bool:
+        return False
+
+    def fingerprint(self) -> str:
+        return repr((self.settings, self.view.task, self.view.input_shape, self.view.network.digest()))
+
+    def hint(self) -> str:
+        return "the weights may be too large for float32; leave the baselines out"
+
+    def found(self, state: State) -> Found:
+        """Sorted by the output that a start worked on."""
+        with torch.no_grad():
+            outputs = self.network(state["images"])
+        own = outputs.gather(1, self.signs.abs().argmax(1, keepdim=True)).squeeze(1)
+        order = own.argsort(stable=True)
+        images = state["images"][order].view(-1, *self.view.input_shape)
+        return Found(images.cpu(), own[order].cpu())
+
+
+def invert(
+    view: AttackerView[Network], settings: InversionSettings, *, observers: Sequence[Observer] = ()
+) -> Found:
+    """Run the search through the library's loop."""
+    search = Inversion(view, settings)
+    solution = run(search, Budget(steps=settings.steps), observers=observers)
+    return search.found(solution.require_finite().state)
+
+
+def first_layer_images(view: AttackerView) -> Tensor:
+    """Rows of W_1 in the shape of an input, those of largest norm first, [h, *shape]."""
+    rows = view.network.weights[0]
+    strongest = rows.norm(dim=1).argsort(descending=True, stable=True)
+    return rows[strongest].view(-1, *view.input_shape)

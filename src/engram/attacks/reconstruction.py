@@ -1,0 +1,107 @@
+"""What an attack is, and what it returns: candidates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from engram.core import files
+from engram.core.errors import CheckpointError
+from engram.core.loop import Iteration, State
+from engram.models.networks import Network
+from engram.models.view import AttackerView
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction:
+    """Candidates in the network's input coordinates: images [m, *shape], duals [m], labels [m].
+
+    `scores` [m], where the attack gives them: the chance, judged blind, that a candidate shows a training image.
+    `pair_duals` [m, C], where there is a dual for each other class: `duals` are their sums.
+    """
+
+    images: Tensor
+    duals: Tensor
+    labels: Tensor
+    scores: Tensor | None = None
+    pair_duals: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether any candidate has a score; a single restart or trial has nothing to agree with."""
+        return self.scores is not None and bool(self.scores.isfinite().any())
+
+    def count_above(self, confidence: float) -> int:
+        """How many candidates are judged to show a training image with more than that confidence."""
+        return 0 if self.scores is None else int((self.scores > confidence).sum())
+
+    def take(self, kept: Tensor) -> Reconstruction:
+        """The candidates at an index or mask."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: value[kept] for name, value in columns.items() if value is not None})
+
+    def pruned(self, dual_threshold: float) -> Reconstruction:
+        """Without the candidates whose dual is smaller than the threshold: they hardly touch the params."""
+        return self.take(self.duals.abs() >= dual_threshold)
+
+    def deduplicated(self, distance: float, generator: torch.Generator) -> Reconstruction:
+        """Greedily, in random order, drop every candidate closer than `distance` to one already kept."""
+        points = self.images.flatten(1)
+        kept: list[int] = []
+        for index in torch.randperm(len(points), generator=generator).tolist():
+            if not kept or bool((points[kept] - points[index]).norm(dim=1).min() >= distance):
+                kept.append(index)
+        return self.take(torch.tensor(sorted(kept), dtype=torch.int64))
+
+    def save(self, path: Path) -> None:
+        tensors = {"images": self.images.float(), "duals": self.duals.float(), "labels": self.labels}
+        for name, value in (("scores", self.scores), ("pair_duals", self.pair_duals)):
+            if value is not None:
+                tensors[name] = value.float()
+        files.write_tensors(path, tensors)
+
+    @staticmethod
+    def load(path: Path) -> Reconstruction:
+        tensors = files.read_tensors(path)
+        try:
+            found = Reconstruction(
+                tensors["images"],
+                tensors["duals"],
+                tensors["labels"],
+                scores=tensors.get("scores"),
+                pair_duals=tensors.get("pair_duals"),
+            )
+        except KeyError as missing:
+            raise CheckpointError(f"{path} has no tensor {missing}; is it a reconstruction?") from missing
+        if not len(found.images) == len(found.duals) == len(found.labels):
+            raise CheckpointError(f"{path}: images, duals and labels differ in number; write it again")
+        return found
+
+
+class Attack(Iteration, Protocol):
+    """What the published scheme and the engine have in common."""
+
+    @property
+    def recipe(self) -> str:
+        """As `engram reconstruct --recipe` spells it."""
+
+    @property
+    def view(self) -> AttackerView[Network]: ...
+
+    @property
+    def settings(self) -> Any:
+        """A frozen dataclass with everything that was chosen."""
+
+    @property
+    def total_steps(self) -> int:
+        """Steps to the end."""
+
+    def reconstruction(self, state: State) -> Reconstruction:
+        """The candidates of a state."""

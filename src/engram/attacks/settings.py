@@ -1,0 +1,151 @@
+"""Settings of the attacks: what a person may choose, and what the authors' searches ended with, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from engram.core.errors import require
+from engram.models.tasks.base import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """No tuning needed: `None` means derived from the weights.
+
+    `steps` for each of `restarts` independent starts; all their candidates are pooled. `prior` is the strength of
+    total variation, 0 for none; None tries `PRIOR_GRID` on short starts first and takes what predicts neurons that
+    were left out best (more than two classes: `CLASSES_PRIOR`, to which the strength falls over a start).
+    `ridge` and `margin_*` are the metric's and the margin's, see their modules.
+    `memory` bounds in bytes what grows with neurons times candidates or directions, half for the metric, half for
+    everything else: beyond it neurons share metrics and candidates come in chunks.
+    """
+
+    candidates: int | None = None
+    steps: int = 500
+    restarts: int = 4
+    prior: float | None = None
+    ridge: float = 0.01
+    margin_weight: float = 0.4
+    margin_tolerance: float = 0.15
+    metric_every: int = 50
+    memory: int = 4_000_000_000
+    dtype: Literal["float32", "float64"] = "float32"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "restarts", "ridge", "metric_every", "memory"):
+            require(getattr(self, name) > 0, name, "must be positive", getattr(self, name))
+        for name in ("margin_weight", "margin_tolerance"):
+            require(getattr(self, name) >= 0, name, "must not be negative", getattr(self, name))
+        require(
+            self.candidates is None or self.candidates >= 2, "candidates", "must be at least 2", self.candidates
+        )
+        require(self.prior is None or self.prior >= 0, "prior", "must not be negative", self.prior, "0 is none")
+        require(self.dtype in ("float32", "float64"), "dtype", "must be float32 or float64", self.dtype)
+
+    @property
+    def room(self) -> int:
+        """Bytes for the metric, and as many for everything else."""
+        return self.memory // 2
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return torch.float64 if self.dtype == "float64" else torch.float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Haim2022:
+    """Settings of the scheme for binary tasks; the defaults are the authors' best for CIFAR-10, 500 images.
+
+    `candidates` is m (the papers take twice the number of training images). `dual_floor` is lambda_min and
+    `relu_slope` is alpha. `squared_dual_loss` follows the released runs; False is the text of the paper.
+    `margin_weight` asks candidates in use for one common margin; the papers do not, so it is 0.
+    """
+
+    recipe: ClassVar[str] = "haim2022"
+    only_task: ClassVar[str | None] = "binary"
+
+    candidates: int = 1000
+    steps: int = 50_000
+    lr_images: float = 0.555
+    lr_duals: float = 1e-4
+    image_std: float = 8.86e-4
+    dual_floor: float = 0.498
+    relu_slope: float = 19.1
+    momentum: float = 0.9
+    stationarity_weight: float = 1.0
+    dual_weight: float = 5.0
+    range_weight: float = 1.0
+    margin_weight: float = 0.0
+    squared_dual_loss: bool = True
+    dtype: Literal["float32", "float64"] = "float64"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("candidates", "steps", "lr_images", "lr_duals", "image_std", "relu_slope"):
+            require(getattr(self, name) > 0, name, "must be positive", getattr(self, name))
+        for name in ("stationarity_weight", "dual_weight", "range_weight", "margin_weight"):
+            require(getattr(self, name) >= 0, name, "must not be negative", getattr(self, name))
+        require(
+            self.dual_weight > 0 or self.dual_floor == 0,
+            "dual_floor",
+            "must be 0 where dual_weight is 0, as for regression",
+            self.dual_floor,
+            "leave it out, or give the floor a weight",
+        )
+        require(0 <= self.momentum < 1, "momentum", "must lie in [0, 1)", self.momentum)
+        require(self.dtype in ("float32", "float64"), "dtype", "must be float32 or float64", self.dtype)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return torch.float64 if self.dtype == "float64" else torch.float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buzaglo2023(Haim2022):
+    """The scheme for all tasks; the defaults are the authors' best for ten classes of CIFAR-10, 500 images.
+
+    Regression has duals of either sign: no floor, `dual_weight` and `dual_floor` 0.
+    """
+
+    recipe: ClassVar[str] = "buzaglo2023"
+    only_task: ClassVar[str | None] = None
+
+    lr_images: float = 1.36e-3
+    lr_duals: float = 0.479
+    image_std: float = 6.2e-5
+    dual_floor: float = 0.203
+    relu_slope: float = 39.5
+
+
+KNOWN_SETTINGS: dict[str, Haim2022] = {
+    "cifar10": Haim2022(),
+    "cifar10-b": Haim2022(lr_images=0.346, image_std=4.47e-3, dual_floor=0.494, relu_slope=21.7),
+    "mnist": Haim2022(lr_images=0.0305, image_std=0.0350, dual_floor=0.447, relu_slope=149.9),
+    "mnist-b": Haim2022(lr_images=0.282, image_std=1.74e-3, dual_floor=0.415, relu_slope=19.2),
+    "multiclass": Buzaglo2023(),
+    "multiclass-b": Buzaglo2023(
+        lr_images=2.42e-4, lr_duals=0.951, image_std=3.6e-4, dual_floor=0.040, relu_slope=326.0
+    ),
+    "regression": Buzaglo2023(
+        lr_images=0.952, lr_duals=1e-4, image_std=0.0197, dual_floor=0.0, dual_weight=0.0, relu_slope=90.3
+    ),
+    "regression-b": Buzaglo2023(
+        lr_images=0.872, lr_duals=1e-4, image_std=0.0137, dual_floor=0.0, dual_weight=0.0, relu_slope=107.4
+    ),
+}
+"""For 500 training images and 1,000 candidates."""
+
+
+def default_settings(task: Task) -> str:
+    """The name of the settings to start from for a task.
+
+    >>> from engram.task import Binary, Multiclass, Regression
+    >>> [default_settings(task) for task in (Binary(), Multiclass(3), Regression("huber"))]
+    ['cifar10', 'multiclass', 'regression']
+    """
+    kind = task.name.partition(":")[0]
+    return {"binary": "cifar10"}.get(kind, kind)

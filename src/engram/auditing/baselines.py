@@ -1,0 +1,84 @@
+"""Baselines in an audit: what model inversion and the bare weights recover by the same scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from engram.attacks.inversion import InversionSettings, first_layer_images, invert
+from engram.attacks.reconstruction import Reconstruction
+from engram.auditing.samples import AuditData
+from engram.core.errors import require
+from engram.core.loop import Observer
+from engram.models.networks import ConvNetwork, DenseNetwork, Network
+from engram.models.view import AttackerView
+from engram.pipeline import compare, default_protocol
+from engram.scoring.report import ScoreReport
+
+Scale = Literal["none", "quick", "full"]
+SCALES: dict[str, InversionSettings | None] = {
+    "none": None,
+    "quick": InversionSettings(),
+    "full": InversionSettings(images=40_000, steps=1000),
+}
+
+
+def inversion_settings(scale: str, images: int | None = None) -> InversionSettings | None:
+    """The model inversion of a scale, None for no baselines; `images` says how many starts instead."""
+    require(scale in SCALES, "baselines", f"must be one of {', '.join(SCALES)}", scale)
+    chosen = SCALES[scale]
+    if images is None or chosen is None:
+        require(images is None, "images", "says nothing without baselines", images, "choose quick or full")
+        return chosen
+    return replace(chosen, images=images)
+
+
+@dataclass(frozen=True, eq=False)
+class Baseline:
+    """Images [m, *shape] in network coordinates, outputs [m] where they mean something, the score with data.
+
+    Kernels [m, C, k, k] of a convolution are shown and never scored: they are smaller than an image.
+    """
+
+    name: Literal["model inversion", "first-layer weights", "first-layer kernels"]
+    images: Tensor
+    outputs: Tensor | None
+    score: ScoreReport | None
+    settings: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        score = None if self.score is None else self.score.to_json()
+        return {"name": self.name, "images": len(self.images), "settings": self.settings, "scores": score}
+
+
+def run_baselines(
+    view: AttackerView[Network],
+    settings: InversionSettings | None,
+    data: AuditData | None,
+    *,
+    observers: Sequence[Observer] = (),
+) -> tuple[Baseline, ...]:
+    """Both baselines, or none."""
+    if settings is None:
+        return ()
+    found = invert(view, settings, observers=observers)
+    score = _scored(found.images, data, view.network)
+    return Baseline("model inversion", found.images, found.outputs, score, asdict(settings)), _weights(view, data)
+
+
+def _weights(view: AttackerView[Network], data: AuditData | None) -> Baseline:
+    if isinstance(view.network, ConvNetwork):
+        return Baseline("first-layer kernels", view.network.weights[0], None, None, {})
+    images = first_layer_images(view.narrowed(DenseNetwork))
+    return Baseline("first-layer weights", images, None, _scored(images, data, view.network), {})
+
+
+def _scored(images: Tensor, data: AuditData | None, network: Network) -> ScoreReport | None:
+    if data is None:
+        return None
+    nothing = images.new_zeros(len(images))
+    found = Reconstruction(images.cpu().float(), nothing, nothing.long())
+    return compare(found, data.split, protocol=default_protocol(data.train.images, network))

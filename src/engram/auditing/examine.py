@@ -1,0 +1,206 @@
+"""A network beside the samples it was trained on: fit, margins, KKT gap, ceiling and boundaries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from engram.core.errors import require
+from engram.core.progress import Progress, silent
+from engram.members.boundaries import ON_BOUNDARY, DensePart, boundaries
+from engram.members.duals import KKT, kkt
+from engram.models.networks import ConvNetwork
+from engram.models.row_space import RowSpace
+from engram.models.view import AttackerView
+from engram.scoring.metrics import ssim
+from engram.scoring.protocols import paired_ncc
+
+RECOGNISED = 0.4
+"""The papers' SSIM of a good reconstruction."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ceiling:
+    """Each sample against its own projection on the row space, [n] each.
+
+    No method without an image prior does better: the weights say nothing of the rest of the sample.
+    """
+
+    share: Tensor
+    """Share of the centred sample's energy inside the row space."""
+    ssim: Tensor | None
+    """Of pixels, the mean added back and clamped to the pixel range; None for vectors."""
+    ncc: Tensor | None
+    """Of centred samples, as in scoring; None below three values, where only a sign is left."""
+    mean_ssim: Tensor | None
+    """The null: SSIM of the training mean alone, which no weights are needed for; None for vectors."""
+
+    @property
+    def recognisable(self) -> int | None:
+        """How many samples have an SSIM above 0.4."""
+        return _good(self.ssim)
+
+    @property
+    def recognisable_by_mean(self) -> int | None:
+        """How many the mean alone would count."""
+        return _good(self.mean_ssim)
+
+
+def ceiling(
+    basis: Tensor, images: Tensor, mean: Tensor, *, pixel_range: tuple[float, float] = (0.0, 1.0)
+) -> Ceiling:
+    """Compare images [n, *shape] with V Vᵀ (x - mean) + mean for orthonormal rows V [r, d]; mean [*shape]."""
+    images, mean, basis = images.double(), mean.double(), basis.double()
+    inputs = images - mean
+    projected = (inputs.flatten(1) @ basis.T @ basis).view_as(inputs)
+    is_image = images.ndim == 4
+    energy = inputs.flatten(1).square().sum(1)
+    inside = projected.flatten(1).square().sum(1)
+    return Ceiling(
+        share=torch.where(energy > 0, inside / energy, torch.ones_like(energy)),
+        ssim=ssim((projected + mean).clamp(*pixel_range), images) if is_image else None,
+        ncc=paired_ncc(projected, inputs) if inputs[0].numel() > 2 else None,
+        mean_ssim=ssim(mean.expand_as(images), images) if is_image else None,
+    )
+
+
+def _good(values: Tensor | None) -> int | None:
+    return None if values is None else int((values > RECOGNISED).sum())
+
+
+ON_MARGIN = 1.15
+"""Samples within 15 % of the smallest positive margin lie on the margin."""
+
+
+@dataclass(frozen=True, eq=False)
+class Examination:
+    """What the samples say of the network and it of them; tensors have one value a sample, [n]."""
+
+    loss: float
+    accuracy: float
+    labels: Tensor
+    margins: Tensor
+    kkt: KKT
+    ceiling: Ceiling
+    boundaries: Tensor
+    held_out_boundaries: Tensor | None
+    """The same count for samples that training never saw; None where there are none."""
+
+    @property
+    def on_margin(self) -> int:
+        """How many samples lie within 15 % of the smallest positive margin."""
+        return samples_on_margin(self.margins)
+
+    @property
+    def beyond_held_out(self) -> int | None:
+        """How many samples lie on more boundaries than any held-out one: known as training samples by that."""
+        if self.held_out_boundaries is None:
+            return None
+        return int((self.boundaries > self.held_out_boundaries.max()).sum())
+
+
+@torch.no_grad()
+def examine(
+    view: AttackerView,
+    space: RowSpace,
+    images: Tensor,
+    labels: Tensor,
+    mean: Tensor,
+    *,
+    held_out: Tensor | None = None,
+    width: float = ON_BOUNDARY,
+    progress: Progress = silent,
+) -> Examination:
+    """Examine images [n, *shape] with labels [n]; `mean` [*shape] is what training subtracted from them."""
+    require_shape(images, view.input_shape)
+    require(
+        0 <= int(labels.min()) <= int(labels.max()) < view.task.label_count,
+        "the data's labels",
+        f"must be below {view.task.label_count} for a {view.task.name} task",
+        int(labels.max()),
+        "choose another label map with --labels",
+    )
+    inputs = images - mean
+    progress("samples", 0.0)
+    logits = view.network.to(dtype=torch.float64)(inputs.double())
+    found = kkt(
+        view.network, view.task, inputs, labels, progress=lambda part, done: progress(part, 0.05 + 0.75 * done)
+    )
+    progress("ceiling", 0.8)
+    reach = ceiling(space.basis, images, mean, pixel_range=view.pixel_range)
+    progress("boundaries", 0.95)
+    unseen = (
+        None if held_out is None or not len(held_out) else boundaries(view.network, held_out - mean, width=width)
+    )
+    examination = Examination(
+        loss=float(view.task.loss(logits, labels)),
+        accuracy=float(view.task.correct(logits, labels).double().mean()),
+        labels=labels,
+        margins=view.task.margins(logits, labels),
+        kkt=found,
+        ceiling=reach,
+        boundaries=boundaries(view.network, inputs, width=width),
+        held_out_boundaries=unseen,
+    )
+    progress("done", 1.0)
+    return examination
+
+
+def samples_on_margin(margins: Tensor) -> int:
+    """How many margins [n] are positive and within 15 % of the smallest positive one.
+
+    >>> samples_on_margin(torch.tensor([2.0, 2.2, 3.0, -1.0])), samples_on_margin(torch.tensor([-1.0]))
+    (2, 0)
+    """
+    positive = margins[margins > 0]
+    return int((positive <= ON_MARGIN * positive.min()).sum()) if len(positive) else 0
+
+
+def require_shape(images: Tensor, shape: tuple[int, ...]) -> None:
+    """Images [n, *shape] must be such as the model takes."""
+    require(
+        tuple(images.shape[1:]) == tuple(shape),
+        "the data's images",
+        f"must have the model's input shape {_shape(shape)}",
+        _shape(images.shape[1:]),
+        "choose the data that the model was trained on, or another --input-shape",
+    )
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+def examine_either(
+    part: DensePart,
+    space: RowSpace,
+    images: Tensor,
+    labels: Tensor,
+    mean: Tensor,
+    *,
+    held_out: Tensor | None = None,
+    progress: Progress = silent,
+) -> Examination:
+    """`examine` images [n, *shape], or the features that the convolutions make of them.
+
+    Of features, the ceiling is a share of their energy alone: what a projected feature looks like is not known.
+    """
+    if not isinstance(part.whole, ConvNetwork):
+        return examine(part.view, space, images, labels, mean, held_out=held_out, progress=progress)
+    require_shape(images, part.whole.input_shape)
+    features = part.entering(images - mean)
+    found = examine(
+        part.view,
+        space,
+        features,
+        labels,
+        torch.zeros_like(features[0]),
+        held_out=None if held_out is None else part.entering(held_out - mean),
+        width=part.width,
+        progress=progress,
+    )
+    below = len(part.whole.weights) - len(part.view.network.weights)
+    layers = tuple(replace(gap, name=f"layers.{below + place}") for place, gap in enumerate(found.kkt.layers))
+    return replace(found, ceiling=replace(found.ceiling, ncc=None), kkt=replace(found.kkt, layers=layers))

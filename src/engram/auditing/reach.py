@@ -1,0 +1,280 @@
+"""In reach of the attack or not, in one sentence that says what decides it; and an inspection as plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from engram.auditing.examine import RECOGNISED, Examination
+from engram.auditing.inspect import AnyDescription, ConvDescription, Description
+from engram.models.networks import ConvNetwork, DenseNetwork, Network
+from engram.models.view import AttackerView
+
+Decider = Literal["hidden layer", "row space", "noise", "equations", "stationarity", "ceiling"]
+MOST = 0.5
+"""A first layer whose signal is mostly unexplained by its samples gives the attack nothing to hold."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether this attack has anything to work with; never a proof that nothing can be read out."""
+
+    in_reach: bool
+    decided_by: Decider
+    sentence: str
+
+
+def judge(description: Description, examination: Examination | None = None) -> Verdict:
+    """The first obstacle on the attack's way, or what speaks for its success."""
+    return (
+        _obstacle_in_weights(description)
+        or (None if examination is None else _obstacle_in_samples(examination, noise_share(description)))
+        or _way_open(description, examination)
+    )
+
+
+def explained_share(examination: Examination) -> float:
+    """1 - gap²: the share of the first layer's energy that the samples' gradients explain."""
+    return 1 - examination.kkt.layers[0].gap ** 2
+
+
+def noise_share(description: Description) -> float:
+    """Of the first layer's energy; 0 where it is unknown.
+
+    Noise is no obstacle to what stands above it: from a standard start 98 % are noise, and ten images come back
+    all the same.
+    """
+    noise = description.layers[0].noise
+    return 0.0 if noise is None else noise.share
+
+
+def _obstacle_in_weights(description: Description) -> Verdict | None:
+    counts = description.equations
+    if len(description.layers) < 2:
+        return _no("hidden layer", "without a hidden layer the weights are a single sum over all samples")
+    if description.spectrum.rank == 0:
+        return _no("row space", "no direction of the first layer stands above the noise of its initialisation")
+    if counts.samples is not None and counts.samples > counts.row_space_most_samples:
+        return _no(
+            "equations",
+            f"{counts.samples:,} samples are {counts.row_space_unknowns:,} unknowns in the row space, "
+            f"but the first layer has only {counts.row_space_equations:,} equations",
+        )
+    return None
+
+
+def _obstacle_in_samples(examination: Examination, noise: float) -> Verdict | None:
+    explained, ceiling = explained_share(examination), examination.ceiling
+    if explained < MOST * (1 - noise):
+        beside = f", of which {noise:.0%} are noise" if noise > MOST else ""
+        return _no(
+            "stationarity",
+            f"the samples' gradients explain only {explained:.0%} of the first layer's energy{beside}",
+        )
+    # The mean counts some samples without any weights: only more than that is in them.
+    by_mean = ceiling.recognisable_by_mean
+    if ceiling.recognisable is not None and by_mean is not None and ceiling.recognisable <= by_mean:
+        return _no(
+            "ceiling",
+            f"{ceiling.recognisable} of {len(examination.margins)} samples have a ceiling above SSIM {RECOGNISED},"
+            f" no more than by the mean image alone ({by_mean})",
+        )
+    return None
+
+
+def _way_open(description: Description, examination: Examination | None) -> Verdict:
+    rank, noise = description.spectrum.rank, noise_share(description)
+    directions = "1 direction" if rank == 1 else f"{rank} directions"
+    mostly_noise = f"; {noise:.0%} of its energy is noise, so expect few images, or blurred ones"
+    mostly_noise = mostly_noise if noise > MOST else ""
+    if examination is None:
+        most = description.equations.row_space_most_samples
+        known = description.spectrum.edge is not None
+        above = "above the noise of its initialisation" if known else "(it is too small to tell its noise)"
+        return _yes(
+            "row space",
+            f"the first layer has {directions} {above}, and equations for up to {most:,} samples{mostly_noise}",
+        )
+    explained = f"the samples' gradients explain {explained_share(examination):.0%} of the first layer's energy"
+    if (count := examination.ceiling.recognisable) is None:
+        return _yes("stationarity", f"{explained}{mostly_noise}")
+    return _yes(
+        "ceiling",
+        f"{count} of {len(examination.margins)} samples have a ceiling above SSIM {RECOGNISED} in the row space "
+        f"of {directions} (by the mean image alone {examination.ceiling.recognisable_by_mean}), and {explained}"
+        f"{mostly_noise}",
+    )
+
+
+def _no(decider: Decider, reason: str) -> Verdict:
+    return Verdict(False, decider, f"Out of reach of this attack: {reason}.")
+
+
+def _yes(decider: Decider, reason: str) -> Verdict:
+    return Verdict(True, decider, f"In reach: {reason}.")
+
+
+SCHEMA_VERSION = 1
+
+
+def inspection_record(
+    view: AttackerView, description: Description, verdict: Verdict, examination: Examination | None = None
+) -> dict[str, Any]:
+    """One JSON object; what is not known is null, and `samples` is null without data."""
+    spectrum = description.spectrum
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "input_shape": list(view.input_shape),
+        "task": view.task.name,
+        "name": description.name,
+        "parameters": description.parameters,
+        "dtype": description.dtype,
+        "homogeneous": description.homogeneous,
+        "layers": [asdict(layer) for layer in description.layers],
+        "row_space": {
+            "rank": spectrum.rank,
+            "noise_std": spectrum.noise_std,
+            "edge": spectrum.edge,
+            "threshold": spectrum.threshold,
+            "singular_values": spectrum.values.tolist(),
+        },
+        "equations": asdict(description.equations),
+        "margin": None if description.margin is None else asdict(description.margin),
+        "samples": None if examination is None else samples_record(examination),
+        "verdict": asdict(verdict),
+    }
+
+
+def samples_record(found: Examination) -> dict[str, Any]:
+    """What an examination found, as plain numbers."""
+    return {
+        "count": len(found.margins),
+        "loss": found.loss,
+        "accuracy": found.accuracy,
+        "margins": {**_spread(found.margins), "on_margin": found.on_margin},
+        "kkt": {
+            "layers": [asdict(layer) for layer in found.kkt.layers],
+            "support_vectors": int(found.kkt.support.sum()),
+            "margin": found.kkt.margin,
+        },
+        "ceiling": {
+            "recognisable": found.ceiling.recognisable,
+            "recognisable_by_mean": found.ceiling.recognisable_by_mean,
+            "share": _spread(found.ceiling.share),
+            "ssim": None if found.ceiling.ssim is None else _spread(found.ceiling.ssim),
+            "ncc": None if found.ceiling.ncc is None else _spread(found.ceiling.ncc),
+        },
+        "boundaries": {
+            "train": _spread(found.boundaries),
+            "held_out": None if found.held_out_boundaries is None else _spread(found.held_out_boundaries),
+            "beyond_held_out": found.beyond_held_out,
+        },
+        "each": _each(found),
+        "each_held_out": None if found.held_out_boundaries is None else _boundary_rows(found.held_out_boundaries),
+    }
+
+
+def _each(found: Examination) -> list[dict[str, Any]]:
+    columns: dict[str, Tensor | None] = {
+        "label": found.labels,
+        "margin": found.margins,
+        "dual": found.kkt.duals,
+        "support": found.kkt.support,
+        "share": found.ceiling.share,
+        "ssim": found.ceiling.ssim,
+        "ncc": found.ceiling.ncc,
+        "mean_ssim": found.ceiling.mean_ssim,
+        "boundaries": found.boundaries,
+    }
+    n = len(found.margins)
+    lists = [range(n), *(n * [None] if column is None else column.tolist() for column in columns.values())]
+    return [dict(zip(("index", *columns), row, strict=True)) for row in zip(*lists, strict=True)]
+
+
+def _boundary_rows(counts: Tensor) -> list[dict[str, Any]]:
+    return [{"index": index, "boundaries": count} for index, count in enumerate(counts.tolist())]
+
+
+def _spread(values: Tensor) -> dict[str, float]:
+    values = values.double()
+    return {
+        "min": float(values.min()),
+        "median": float(values.quantile(0.5)),
+        "mean": float(values.mean()),
+        "max": float(values.max()),
+    }
+
+
+def judge_convolutional(found: ConvDescription, examination: Examination | None = None) -> Verdict:
+    """The first obstacle on the engine's way, or what speaks for its success."""
+    layer, rank = found.read_layer, found.spectrum.rank
+    if found.feature_layer == len(found.layers) - 1:
+        return Verdict(False, "hidden layer", "Out of reach of the engine: no hidden fully-connected layer.")
+    if rank == 0:
+        reason = f"no direction of {layer.name} stands above the noise of its initialisation"
+        return Verdict(False, "row space", f"Out of reach of this attack: {reason}.")
+    if layer.noise is not None and layer.noise.share > MOST:
+        reason = f"{layer.noise.share:.0%} of {layer.name}'s energy is the noise of its initialisation"
+        return Verdict(False, "noise", f"Out of reach of this attack: {reason}.")
+    above = "above noise" if layer.noise is not None else "(it is too small to tell its noise)"
+    directions = "1 direction" if rank == 1 else f"{rank} directions"
+    open_way = f"{layer.name} has {directions} of features {above}"
+    if examination is None:
+        return Verdict(True, "row space", f"In reach: {open_way}.")
+    explained = explained_share(examination)
+    if explained < MOST:
+        reason = f"the samples' gradients explain only {explained:.0%} of {layer.name}'s energy"
+        return Verdict(False, "stationarity", f"Out of reach of this attack: {reason}.")
+    reason = f"the samples' gradients explain {explained:.0%} of its energy"
+    return Verdict(True, "stationarity", f"In reach: {open_way}, and {reason}.")
+
+
+def convolutional_record(
+    view: AttackerView[ConvNetwork],
+    found: ConvDescription,
+    verdict: Verdict,
+    examination: Examination | None = None,
+) -> dict[str, Any]:
+    """One JSON object with the keys of `inspection_record` as far as they have a meaning here."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "input_shape": list(view.input_shape),
+        "task": view.task.name,
+        "name": found.name,
+        "architecture": found.architecture,
+        "parameters": found.parameters,
+        "dtype": found.dtype,
+        "homogeneous": found.homogeneous,
+        "layers": [asdict(layer) for layer in found.layers],
+        "row_space": {
+            "layer": found.read_layer.name,
+            "rank": found.spectrum.rank,
+            "noise_std": found.spectrum.noise_std,
+            "edge": found.spectrum.edge,
+            "threshold": found.spectrum.threshold,
+            "singular_values": found.spectrum.values.tolist(),
+        },
+        "samples": None if examination is None else samples_record(examination),
+        "verdict": asdict(verdict),
+    }
+
+
+def judge_either(description: AnyDescription, examination: Examination | None = None) -> Verdict:
+    """In reach or not."""
+    if isinstance(description, ConvDescription):
+        return judge_convolutional(description, examination)
+    return judge(description, examination)
+
+
+def record_of_either(
+    view: AttackerView[Network],
+    description: AnyDescription,
+    verdict: Verdict,
+    examination: Examination | None = None,
+) -> dict[str, Any]:
+    """One JSON object, as docs/inspect.md says."""
+    if isinstance(description, ConvDescription):
+        return convolutional_record(view.narrowed(ConvNetwork), description, verdict, examination)
+    return inspection_record(view.narrowed(DenseNetwork), description, verdict, examination)

@@ -1,0 +1,234 @@
+"""Watch a run while it goes on: what its directory says, in the terminal or on this machine's browser alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engram.attacks.reconstruction import Attack, Reconstruction
+from engram.attacks.registry import stored_scheme
+from engram.core.errors import CheckpointError, ConfigError, EngramError
+from engram.core.loop import Snapshots
+from engram.core.runs import RunDirectory, read_record
+from engram.models.tasks.names import task_named
+from engram.models.view import AttackerView
+from engram.render.html import Picture, data_uri, render_live
+from engram.render.svg import Axis, Series, chart
+from engram.scoring.metrics import stretched
+from engram.training.target import open_recorded
+
+MOST_POINTS = 400
+"""Points of the loss curve that are kept; a long run is thinned out."""
+
+
+@dataclass(frozen=True, eq=False)
+class Status:
+    """How far a run is; `images` [k, C, H, W] in [0, 1] are its best candidates, with `captions`."""
+
+    run: Path
+    state: str
+    step: int
+    total: int | None
+    idle_seconds: float
+    losses: tuple[tuple[int, float], ...]
+    metrics: dict[str, float]
+    images: Tensor | None
+    captions: tuple[str, ...]
+    note: str | None
+
+    @property
+    def is_running(self) -> bool:
+        return self.state == "running"
+
+    @property
+    def summary(self) -> str:
+        """One line for a person."""
+        of = "" if self.total is None else f" of {self.total:,}"
+        return f"{self.run}: {self.state}, step {self.step:,}{of}, last sign of life {self.idle_seconds:.0f} s ago"
+
+
+@dataclass(eq=False)
+class Watcher:
+    """Looks at one run again and again; the model is opened once, a snapshot again when it is newer."""
+
+    run: Path
+    count: int = 8
+    _scheme: Attack | None = field(default=None, init=False)
+    _pictures: tuple[float, Tensor | None, tuple[str, ...]] = field(default=(0.0, None, ()), init=False)
+
+    def look(self) -> Status:
+        """What the directory says now; an error if there is no run."""
+        paths = RunDirectory(self.run)
+        if not paths.metrics.exists() and not paths.record.exists():
+            raise CheckpointError(f"{self.run} holds no run; give the directory of a run with -o")
+        rows = _rows(paths.metrics)
+        newest = max(path.stat().st_mtime for path in (paths.metrics, paths.record) if path.exists())
+        note = None
+        try:
+            self._open()
+            images, captions = self._candidates()
+        except EngramError as error:
+            note, images, captions = str(error), None, ()
+        last = rows[-1] if rows else {}
+        return Status(
+            run=self.run,
+            state=self._state(),
+            step=int(last.get("step", 0)),
+            total=None if self._scheme is None else self._scheme.total_steps,
+            idle_seconds=max(0.0, time.time() - newest),
+            losses=_thinned([(int(row["step"]), float(row["loss"])) for row in rows]),
+            metrics={name: float(value) for name, value in last.items() if name != "step"},
+            images=images,
+            captions=captions,
+            note=note,
+        )
+
+    def _state(self) -> str:
+        if not RunDirectory(self.run).record.exists():  # a training run has a card at its end
+            return "finished" if (self.run / "card.json").exists() else "running"
+        outcome = read_record(self.run).get("outcome")
+        return str(outcome.get("state", "unknown")) if isinstance(outcome, dict) else "unknown"
+
+    def _open(self) -> None:
+        """The attack of the run, from the model that its record names."""
+        if self._scheme is not None or not RunDirectory(self.run).record.exists():
+            return
+        record = read_record(self.run)
+        network = open_recorded(record).network
+        if network.digest() != record.get("weights_sha256"):
+            raise CheckpointError(
+                f"{record.get('model')} has changed since the run began; candidates are not shown"
+            )
+        shape = tuple(int(size) for size in record["input_shape"])
+        view = AttackerView(network, shape, task_named(str(record["task"]), network.sizes[-1]))
+        self._scheme = stored_scheme(view, self.run)
+
+    def _candidates(self) -> tuple[Tensor | None, tuple[str, ...]]:
+        """The best of the result if there is one, else of the last snapshot."""
+        paths = RunDirectory(self.run)
+        source = next((path for path in (paths.reconstruction, paths.snapshot) if path.exists()), None)
+        if self._scheme is None or source is None or len(self._scheme.view.input_shape) != 3:
+            return None, ()
+        changed = source.stat().st_mtime
+        if changed != self._pictures[0]:
+            self._pictures = (changed, *_best(self._reconstruction(source), self.count))
+        return self._pictures[1:]
+
+    def _reconstruction(self, source: Path) -> Reconstruction:
+        assert self._scheme is not None
+        if source == RunDirectory(self.run).reconstruction:
+            return Reconstruction.load(source)
+        _, state = Snapshots(path=source).load(self._scheme.fingerprint())
+        return self._scheme.reconstruction(state)
+
+
+def _best(found: Reconstruction, count: int) -> tuple[Tensor, tuple[str, ...]]:
+    """By confidence where there is one, else by dual."""
+    if found.has_confidence and found.scores is not None:
+        order = found.scores.nan_to_num(nan=-1.0).argsort(descending=True, stable=True)[:count]
+        captions = [f"{value:.0%}" for value in found.scores[order].tolist()]
+    else:
+        order = found.duals.abs().argsort(descending=True, stable=True)[:count]
+        captions = [f"dual {value:.2g}" for value in found.duals[order].tolist()]
+    return stretched(found.images[order].to(torch.float32)), tuple(captions)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a metrics file; one that is being written is left for the next look."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and {"step", "loss"} <= row.keys():
+            rows.append(row)
+    return rows
+
+
+def _thinned(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    stride = max(1, -(-len(points) // MOST_POINTS))
+    return tuple(points[::-1][::stride][::-1])
+
+
+HOST = "127.0.0.1"
+
+
+def live_page(status: Status, every: float) -> str:
+    """One page that asks for itself again while the run goes on."""
+    charts = []
+    if len(status.losses) > 1:
+        steps, losses = zip(*status.losses, strict=True)
+        positive = min(losses) > 0
+        low = min(losses)
+        y = Axis("loss", low, max(max(losses), low + 1e-12), log=positive)
+        x = Axis("step", steps[0], max(steps[-1], status.total or 0))
+        charts = [chart("Loss", x, y, [Series("", steps, losses)], summary=f"{losses[-1]:.4g} at the end")]
+    pictures = [
+        Picture(data_uri(image), f"Candidate {index}", caption)
+        for index, (image, caption) in enumerate(zip(_images(status), status.captions, strict=True))
+    ]
+    return render_live(
+        title=f"{status.run}: {status.state}",
+        summary=status.summary,
+        share=None if not status.total else status.step / status.total,
+        charts=charts,
+        pictures=pictures,
+        note=status.note,
+        refresh=max(1, round(every)) if status.is_running else None,
+    )
+
+
+def serve(watcher: Watcher, *, port: int, every: float, started: Callable[[str], None]) -> None:
+    """Serve until interrupted, on the loopback address alone; `started` is told the address."""
+    lock = Lock()  # one look at a time: the watcher remembers the last one
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            # Other names for this address would let a page in another tab read the answer (DNS rebinding).
+            if self.headers.get("Host") not in [f"{name}:{server.server_port}" for name in (HOST, "localhost")]:
+                self._answer(403, "text/plain", b"open the address that engram watch printed")
+            elif self.path != "/":
+                self._answer(404, "text/plain", b"there is one page: /")
+            else:
+                try:
+                    with lock:
+                        page = live_page(watcher.look(), every)
+                    self._answer(200, "text/html", page.encode())
+                except EngramError as error:
+                    self._answer(500, "text/plain", str(error).encode())
+
+        def _answer(self, code: int, kind: str, body: bytes) -> None:
+            self.send_response(code)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
+            """Quiet: only the command line prints."""
+
+    try:
+        server = ThreadingHTTPServer((HOST, port), Handler)
+    except OSError as error:
+        raise ConfigError(
+            f"--port {port} can't be used ({error.strerror}); choose another, or 0 for any"
+        ) from error
+    with server:
+        started(f"http://{HOST}:{server.server_port}/")
+        server.serve_forever(poll_interval=0.2)
+
+
+def _images(status: Status) -> list[Tensor]:
+    return [] if status.images is None else list(status.images)

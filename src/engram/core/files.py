@@ -1,0 +1,218 @@
+"""Files that appear whole or not at all: write aside, flush to disk, rename."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import re
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engram.core.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+ALIGNMENT = 64
+"""Bytes: torch's own allocator begins every tensor at a multiple of this."""
+
+
+# What a damaged, encrypted or strangely packed archive makes zipfile raise while it is opened or read.
+BROKEN = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    OSError,
+    ValueError,
+    RuntimeError,
+)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` by `content` atomically; on any failure the old file stays as it was."""
+    with _replaced(path) as aside:
+        aside.write_bytes(content)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_bytes(path, json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """As every JSON file of engram looks."""
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
+
+
+def write_directory(path: Path, contents: Mapping[str, bytes]) -> bool:
+    """Make a directory with these files at once; False if it was there already, which then stays as it was."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise CheckpointError(_cannot_write(path, error)) from error
+    try:
+        for name, content in contents.items():
+            write_bytes(aside / name, content)
+        aside.chmod(0o777 & ~_umask())
+        aside.rename(path)  # fails where a directory with files is in the way
+    except OSError as error:
+        if path.is_dir():
+            return False
+        raise CheckpointError(_cannot_write(path, error)) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return True
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Only one process at a time is inside; the lock of a process that was killed is gone with it.
+
+    Without `wait`, False at once if another process is inside.
+    """
+    import fcntl
+
+    with path.open("ab") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file atomically, straight from the tensors, since those of wide networks are large."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with _replaced(path) as aside:
+        try:
+            save_file(contiguous, aside, dict(metadata) if metadata else None)
+        except SafetensorError as error:
+            raise _as_os_error(error) from error
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file; the format holds numbers only, nothing in it is executed."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return _all_aligned(load_file(path))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"there is no file {path}; check the path") from error
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file ({error}); copy or save it again"
+        ) from error
+
+
+def tensors_from_bytes(content: bytes) -> dict[str, Tensor]:
+    """The same from the content of a safetensors file."""
+    from safetensors.torch import load
+
+    return _all_aligned(load(content))
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor, copied if it does not begin where torch's own memory would: at a multiple of 64 bytes.
+
+    BLAS libraries round differently at other addresses, and files, NumPy and buffers give any. Whatever enters
+    from outside goes through here, so that results do not depend on where it came to lie.
+    """
+    import torch
+
+    fits = tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
+    return tensor if fits else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _all_aligned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """One after the other, each original dropped once it is copied: those of wide networks are large."""
+    return {name: aligned(tensors.pop(name)) for name in list(tensors)}
+
+
+def read_json(path: Path, *, cure: str = "write it again") -> Any:
+    """What a JSON file holds, or an error that says what is wrong with it and the `cure`."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"there is no file {path}; check the path") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not readable JSON ({error}); {cure}") from error
+
+
+def prepare_directory(path: Path) -> Path:
+    """Make an output directory and prove that it can be written before hours of work go into it."""
+    write_bytes(path / ".writable", b"")
+    (path / ".writable").unlink(missing_ok=True)  # another process may prove the same
+    return path
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[Path]:
+    """A file to write aside, which takes the place of `path` once it is whole and on the disk."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise CheckpointError(_cannot_write(path, error)) from error
+    os.close(descriptor)
+    aside = Path(name)
+    try:
+        yield aside
+        with aside.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        aside.chmod(0o666 & ~_umask())  # mkstemp makes private files; ours are ordinary ones
+        aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise CheckpointError(_cannot_write(path, error)) from error
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def _as_os_error(error: Exception) -> OSError:
+    """What the system said, out of the text in which safetensors wraps it.
+
+    >>> _as_os_error(ValueError("I/O error: No space left on device (os error 28)")).strerror
+    'No space left on device'
+    """
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _cannot_write(path: Path, error: OSError) -> str:
+    return f"can't write {path}: {error.strerror or error}; free some space or choose another place with -o"
+
+
+def open_archive(path: Path, max_bytes: int, cure: str) -> zipfile.ZipFile:
+    """An archive that unpacks to `max_bytes` at most; a larger one is refused before anything is unpacked."""
+    try:
+        archive = zipfile.ZipFile(path)
+    except BROKEN as error:
+        raise CheckpointError(f"{path} is cut short or damaged ({error}); copy it again, or {cure}") from error
+    unpacked = sum(entry.file_size for entry in archive.infolist())
+    if unpacked > max_bytes:
+        archive.close()
+        raise CheckpointError(
+            f"{path} unpacks to {unpacked:,} bytes, more than the limit of {max_bytes:,}; {cure}"
+        )
+    return archive

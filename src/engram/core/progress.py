@@ -1,0 +1,66 @@
+"""Who is told how far work is: a callable, or TensorBoard and Weights & Biases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from engram.core.errors import optional, require
+from engram.core.loop import Values
+
+Progress = Callable[[str, float], None]
+"""Told what comes next, and which share of the work is done."""
+
+
+def silent(part: str, done: float) -> None:
+    """The progress that nobody watches."""
+
+
+WANDB_MODES = ("offline", "online")
+
+
+class TensorBoard:
+    """Scalars as event files; look at them with `tensorboard --logdir DIRECTORY`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.check()
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(directory))
+
+    @staticmethod
+    def check() -> None:
+        """That it can be used here, before anything has begun."""
+        optional("tensorboard", wanted_by="--tensorboard", install="tensorboard")
+
+    def __call__(self, step: int, metrics: Values) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """One W&B run, gone on with under its id; `offline` writes into `directory` alone and sends nothing."""
+
+    def __init__(self, mode: str, *, directory: Path, run_id: str, config: dict[str, Any]) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._run: Any = self.check(mode).init(
+            project="engram", id=run_id, resume="allow", mode=mode, dir=str(directory), config=config
+        )
+
+    @staticmethod
+    def check(mode: str) -> ModuleType:
+        """The package, if the mode is one it has."""
+        require(mode in WANDB_MODES, "--wandb", f"must be {' or '.join(WANDB_MODES)}", mode)
+        return optional("wandb", wanted_by="--wandb", install="wandb")
+
+    def __call__(self, step: int, metrics: Values) -> None:
+        # Trials end in any order, but W&B's own steps only go up: the number is a value like the others.
+        self._run.log({"number": step, **metrics})
+
+    def close(self) -> None:
+        self._run.finish()

@@ -1,0 +1,172 @@
+"""Runs are directories: run.json, metrics.jsonl, snapshot and result, each whole or absent."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from engram.core import files
+from engram.core.errors import CheckpointError, ConfigError
+from engram.core.loop import Values
+
+Settings = TypeVar("Settings")
+"""A dataclass of settings, every one of which run.json records."""
+
+CURE = "put back what was there, or start anew in another directory with -o"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Where the files of one run lie."""
+
+    path: Path
+
+    @property
+    def record(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def snapshot(self) -> Path:
+        return self.path / "snapshot.safetensors"
+
+    @property
+    def reconstruction(self) -> Path:
+        return self.path / "reconstruction.safetensors"
+
+
+def require_free(directory: Path) -> None:
+    """An earlier run in the directory is gone on with or left alone, never mixed with another."""
+    run = RunDirectory(directory)
+    if run.snapshot.exists() or run.metrics.exists():
+        raise ConfigError(
+            f"{directory} already holds a run; go on with --resume, or choose another directory with -o"
+        )
+
+
+def read_record(directory: Path) -> dict[str, Any]:
+    """What run.json says, or an error that names the file, its damage and the cure."""
+    path = RunDirectory(directory).record
+    record = files.read_json(path, cure=CURE)
+    if not isinstance(record, dict):
+        raise _damaged(path, f"it must be a JSON object, got {_shown(record)}")
+    return record
+
+
+def recorded_recipe(directory: Path, asked: str | None) -> str:
+    """The recipe of the run there; another one that is asked for is refused."""
+    found = read_record(directory).get("recipe")
+    if not isinstance(found, str):
+        raise _damaged(RunDirectory(directory).record, f"recipe must be a text, got {_shown(found)}")
+    if asked not in (None, found):
+        raise CheckpointError(
+            f"{RunDirectory(directory).record} is of a run with --recipe {found}, not {asked}; "
+            f"resume with --recipe {found}, or start anew in another directory with -o"
+        )
+    return found
+
+
+def read_settings(directory: Path, kind: type[Settings]) -> Settings:
+    """The settings that a run began with: every field of `kind`, no other, each of its type."""
+    path = RunDirectory(directory).record
+    stored = read_record(directory).get("settings")
+    if not isinstance(stored, dict):
+        raise _damaged(path, f"settings must be a JSON object, got {_shown(stored)}")
+    known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
+    if missing := [name for name in known if name not in stored]:
+        raise _damaged(path, f"settings lacks {', '.join(missing)}")
+    if unknown := [name for name in stored if name not in known]:
+        raise _damaged(path, f"settings has {', '.join(map(repr, unknown))}, which this version does not know")
+    try:  # as JSON and strict, so that "500" is no number and 1 no truth
+        return TypeAdapter(kind).validate_json(json.dumps(stored), strict=True)
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, one['loc']))}: {one['msg']}, got {_shown(one['input'])}" for one in error.errors()
+        ]
+        raise _damaged(path, f"settings are wrong ({'; '.join(problems)})") from error
+    except ConfigError as error:
+        raise _damaged(path, f"settings are wrong ({error})") from error
+
+
+def _damaged(path: Path, problem: str) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged: {problem}; {CURE}")
+
+
+def _shown(value: object) -> str:
+    """A value as JSON writes it, shortened."""
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+@dataclass(eq=False)
+class MetricsLog:
+    """An observer that appends every `every`-th step to a JSON-lines file, or the next one that there is.
+
+    A resumed run repeats the steps since its last snapshot: lines from its first step onwards are cut.
+    """
+
+    path: Path
+    every: int
+    _opened: bool = field(default=False, init=False)
+    _last: int = field(default=0, init=False)
+
+    def __call__(self, step: int, metrics: Values) -> None:
+        if not self._opened:
+            self._keep_before(step)
+            self._opened, self._last = True, step - 1
+        if step == 1 or step // self.every > self._last // self.every:
+            with self.path.open("a") as stream:
+                stream.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._last = step
+
+    def _keep_before(self, step: int) -> None:
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        kept = [line for line in lines if _step_of(line) < step]
+        files.write_bytes(self.path, "".join(f"{line}\n" for line in kept).encode())
+
+
+def _step_of(line: str) -> float:
+    """The step of a line; one that a kill cut short counts as never written."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+def versions() -> dict[str, str]:
+    """What a result was computed with."""
+    found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
+    for package in ("engram", "torch", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # a source tree on the path, not installed
+            found[package] = "unknown"
+    return found
+
+
+@cache
+def commit() -> str | None:
+    """The commit that this code was checked out at, `+` after it if files differ; None for an installed copy."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(here), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", str(Path(__file__)))
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(here.parent))
+        return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,1 +1,0 @@
-"""One small preset for each figure and table of the papers."""

@@ -1,0 +1,229 @@
+"""Feed-forward architectures as a line of text: `conv3x32 relu flatten 1000 relu 1`.
+
+conv{k}x{channels}[s{stride}][p{padding}]   convolution with k x k kernels
+relu
+avgpool{k}                                  means over k x k squares that do not overlap
+flatten                                     [C, H, W] to C H W values, as torch does
+{width}                                     a fully-connected layer
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from engram.core.errors import ConfigError
+
+Shape = tuple[int, ...]
+EXAMPLE = "for example 'conv3x32 relu flatten 1000 relu 1'"
+
+
+class MisfitError(ValueError):
+    """A layer can't take what arrives; the message says why."""
+
+
+@dataclass(frozen=True)
+class Conv:
+    """Convolution, [C, H, W] -> [channels, H', W'] with H' = (H + 2 padding - kernel) // stride + 1."""
+
+    kernel: int
+    channels: int
+    stride: int = 1
+    padding: int = 0
+
+    def __str__(self) -> str:
+        stride = f"s{self.stride}" if self.stride != 1 else ""
+        return f"conv{self.kernel}x{self.channels}{stride}" + (f"p{self.padding}" if self.padding else "")
+
+    def shape_after(self, before: Shape) -> Shape:
+        height, width = _image(before)[1:]
+        sides = [(side + 2 * self.padding - self.kernel) // self.stride + 1 for side in (height, width)]
+        if min(sides) < 1:
+            raise MisfitError("its kernel is larger than the image")
+        return (self.channels, *sides)
+
+    def weight_shape(self, before: Shape) -> Shape:
+        return (self.channels, before[0], self.kernel, self.kernel)
+
+
+@dataclass(frozen=True)
+class AvgPool:
+    """Means over kernel x kernel squares side by side; what is left over at the far edges is dropped."""
+
+    kernel: int
+
+    def __str__(self) -> str:
+        return f"avgpool{self.kernel}"
+
+    def shape_after(self, before: Shape) -> Shape:
+        channels, height, width = _image(before)
+        if min(height, width) < self.kernel:
+            raise MisfitError("its squares are larger than the image")
+        return (channels, height // self.kernel, width // self.kernel)
+
+
+@dataclass(frozen=True)
+class ReLU:
+    """max(z, 0), or what an attack puts in its place."""
+
+    def __str__(self) -> str:
+        return "relu"
+
+    def shape_after(self, before: Shape) -> Shape:
+        return before
+
+
+@dataclass(frozen=True)
+class Flatten:
+    """[C, H, W] -> [C H W]."""
+
+    def __str__(self) -> str:
+        return "flatten"
+
+    def shape_after(self, before: Shape) -> Shape:
+        return (math.prod(before),)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A fully-connected layer, [in] -> [width]."""
+
+    width: int
+
+    def __str__(self) -> str:
+        return str(self.width)
+
+    def shape_after(self, before: Shape) -> Shape:
+        if len(before) != 1:
+            raise MisfitError("a fully-connected layer needs flatten before it")
+        return (self.width,)
+
+    def weight_shape(self, before: Shape) -> Shape:
+        return (self.width, before[0])
+
+
+Layer = Conv | AvgPool | ReLU | Flatten | Dense
+
+
+def parse_layers(text: str) -> tuple[Layer, ...]:
+    """The layers of a line of text; every word that is none is named in one error.
+
+    >>> [str(layer) for layer in parse_layers("conv3x8s2p1 relu avgpool2 flatten 10")]
+    ['conv3x8s2p1', 'relu', 'avgpool2', 'flatten', '10']
+    """
+    words = text.split()
+    layers = [_layer(word) for word in words]
+    if unknown := [word for word, layer in zip(words, layers, strict=True) if layer is None]:
+        raise ConfigError(
+            f"--arch has no layer {', '.join(map(repr, unknown[:8]))}; it knows conv{{k}}x{{channels}}"
+            f"[s{{stride}}][p{{padding}}], relu, avgpool{{k}}, flatten and {{width}}, {EXAMPLE}"
+        )
+    return tuple(layer for layer in layers if layer is not None)
+
+
+_NUMBER = "([1-9][0-9]{0,8})"
+_WORDS = (
+    (re.compile(f"conv{_NUMBER}x{_NUMBER}(?:s{_NUMBER})?(?:p([0-9]{{1,4}}))?"), Conv),
+    (re.compile(f"avgpool{_NUMBER}"), AvgPool),
+    (re.compile(_NUMBER), Dense),
+    (re.compile("relu"), ReLU),
+    (re.compile("flatten"), Flatten),
+)
+
+
+def _layer(word: str) -> Layer | None:
+    for pattern, kind in _WORDS:
+        if found := pattern.fullmatch(word.lower()):
+            names = ("kernel", "channels", "stride", "padding")
+            given = {name: int(value) for name, value in zip(names, found.groups(), strict=False) if value}
+            return Dense(int(found[1])) if kind is Dense else kind(**given)
+    return None
+
+
+def _image(shape: Shape) -> Shape:
+    if len(shape) != 3:
+        raise MisfitError("it needs an image, channels x height x width")
+    return shape
+
+
+MAX_LAYERS = 256
+MAX_VALUES = 2**31
+"""Weights of one layer, and values between two layers, at the most: shapes of strangers may be absurd."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Layers that fit one after the other, from an input shape to a fully-connected output layer.
+
+    >>> net = Architecture.parse("conv3x32 relu flatten 1000 relu 1", (3, 32, 32))
+    >>> net.weight_shapes
+    ((32, 3, 3, 3), (1000, 28800), (1, 1000))
+    >>> net.name
+    '3x32x32-conv3x32-1000-1'
+    """
+
+    input_shape: Shape
+    layers: tuple[Layer, ...]
+
+    def __post_init__(self) -> None:
+        problems = self._problems()
+        if problems:
+            raise ConfigError(f"the architecture '{self.text}' does not work: {'; '.join(problems)}; {EXAMPLE}")
+
+    @classmethod
+    def parse(cls, text: str, input_shape: Shape) -> Architecture:
+        return cls(input_shape, parse_layers(text))
+
+    @property
+    def text(self) -> str:
+        return " ".join(map(str, self.layers))
+
+    @property
+    def name(self) -> str:
+        """Without what has no weights or choices."""
+        shown = [str(layer) for layer in self.layers if not isinstance(layer, ReLU | Flatten)]
+        return "-".join(["x".join(map(str, self.input_shape)), *shown])
+
+    @cached_property
+    def shapes(self) -> tuple[Shape, ...]:
+        """What enters each layer, and what comes out in the end."""
+        shapes = [self.input_shape]
+        for layer in self.layers:
+            shapes.append(layer.shape_after(shapes[-1]))
+        return tuple(shapes)
+
+    @cached_property
+    def weight_shapes(self) -> tuple[Shape, ...]:
+        """Of the layers that have weights."""
+        pairs = zip(self.layers, self.shapes, strict=False)
+        return tuple(layer.weight_shape(shape) for layer, shape in pairs if isinstance(layer, Conv | Dense))
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """How many values enter the first layer and come out of each layer that has weights."""
+        pairs = zip(self.layers, self.shapes[1:], strict=True)
+        after = [math.prod(shape) for layer, shape in pairs if isinstance(layer, Conv | Dense)]
+        return (math.prod(self.input_shape), *after)
+
+    def _problems(self) -> list[str]:
+        if not 0 < len(self.layers) <= MAX_LAYERS:
+            return [f"it must have 1 to {MAX_LAYERS} layers, got {len(self.layers)}"]
+        problems = []
+        if not any(isinstance(layer, Conv) for layer in self.layers):
+            problems.append("it has no convolution; fully-connected networks need no description")
+        if not isinstance(self.layers[-1], Dense):
+            problems.append(f"it must end in a fully-connected layer, not in {self.layers[-1]}")
+        shape: Shape = self.input_shape
+        for place, layer in enumerate(self.layers, start=1):
+            before = shape
+            try:
+                shape = layer.shape_after(before)
+            except MisfitError as misfit:
+                arriving = "x".join(map(str, before))
+                return [*problems, f"{layer} (layer {place}) can't take {arriving}: {misfit}"]
+            weights = math.prod(layer.weight_shape(before)) if isinstance(layer, Conv | Dense) else 0
+            if max(weights, math.prod(shape)) > MAX_VALUES:
+                return [*problems, f"{layer} (layer {place}) has more than {MAX_VALUES:,} values"]
+        return problems

@@ -1,0 +1,231 @@
+"""Networks as values: named parameters and a pure forward pass that takes its activation as an argument."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from typing_extensions import TypeVar
+
+from engram.core.errors import ConfigError
+from engram.models.architecture import Architecture, AvgPool, Conv, Dense, Flatten, Layer, ReLU
+
+Activation = Callable[[Tensor], Tensor]
+
+SUPPORTED = (
+    "fully-connected ReLU networks with one output (binary, regression) or one a class, weights as [out, in], "
+    "with or without biases, saved as a state_dict (.pt, .pth) or safetensors"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Network(ABC):
+    """What training, attacks and files need of a network: weights and biases by layer, and a forward pass."""
+
+    weights: tuple[Tensor, ...]
+    biases: tuple[Tensor | None, ...]
+
+    @abstractmethod
+    def __call__(self, inputs: Tensor, activation: Activation = torch.relu) -> Tensor:
+        """Outputs [n, outputs] for inputs [n, ...]."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> tuple[int, ...]:
+        """How many values enter the network, and come out of each layer that has weights."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    @property
+    def input_shape(self) -> tuple[int, ...] | None:
+        """The shape of one input, if the layers tell it; None: any shape of that many values."""
+        return None
+
+    @property
+    def params(self) -> dict[str, Tensor]:
+        """theta by name: `layers.0.weight`, `layers.0.bias`, `layers.1.weight`, ..."""
+        named = {}
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            named[f"layers.{layer}.weight"] = weight
+            if bias is not None:
+                named[f"layers.{layer}.bias"] = bias
+        return named
+
+    @property
+    def layer_names(self) -> list[list[str]]:
+        """The names of `params`, layer by layer."""
+        layers = range(len(self.weights))
+        return [[name for name in self.params if name.startswith(f"layers.{layer}.")] for layer in layers]
+
+    def with_params(self, params: dict[str, Tensor]) -> Self:
+        """The same architecture with other values, by the names of `params`."""
+        layers = range(len(self.weights))
+        return replace(
+            self,
+            weights=tuple(params[f"layers.{layer}.weight"] for layer in layers),
+            biases=tuple(params.get(f"layers.{layer}.bias") for layer in layers),
+        )
+
+    def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
+        moved = {name: value.to(device=device, dtype=dtype) for name, value in self.params.items()}
+        return self.with_params(moved)
+
+    def digest(self) -> str:
+        """SHA-256 of names and values: says which weights a result belongs to."""
+        digest = hashlib.sha256(self._beyond_weights())
+        for name, value in self.params.items():
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().contiguous().numpy().ravel().data)
+        return digest.hexdigest()
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether scaling all params scales the output by a power: biases in the first layer only."""
+        return all(bias is None for bias in self.biases[1:])
+
+    def _beyond_weights(self) -> bytes:
+        """What the outputs depend on that the names and shapes of the weights do not tell."""
+        return b""
+
+
+@dataclass(frozen=True, eq=False)
+class DenseNetwork(Network):
+    """A fully-connected network: weights [out, in] and biases [out] or None, input to output.
+
+    >>> net = DenseNetwork((torch.tensor([[1.0, -1.0]]), torch.tensor([[2.0]])), (None, None))
+    >>> net(torch.tensor([[3.0, 1.0], [1.0, 3.0]]))
+    tensor([[4.],
+            [0.]])
+    """
+
+    def __call__(self, inputs: Tensor, activation: Activation = torch.relu) -> Tensor:
+        """Outputs [n, outputs] for inputs [n, ...]; images are flattened."""
+        hidden = inputs.flatten(1)
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            hidden = torch.nn.functional.linear(hidden if layer == 0 else activation(hidden), weight, bias)
+        return hidden
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Width of every layer from the inputs to the outputs."""
+        return (self.weights[0].shape[1], *(len(weight) for weight in self.weights))
+
+    @property
+    def name(self) -> str:
+        return "-".join(map(str, self.sizes))
+
+
+N = TypeVar("N", bound=Network, default=DenseNetwork)
+N_co = TypeVar("N_co", bound=Network, default=DenseNetwork, covariant=True)
+"""A kind of network; what holds one holds a fully-connected one unless it says otherwise."""
+
+
+@dataclass(frozen=True, eq=False)
+class ConvNetwork(Network):
+    """Weights [channels, C, k, k] and [out, in] of the layers of an architecture that have any, input to output.
+
+    >>> net = Architecture.parse("conv2x1 relu flatten 1", (1, 2, 2))
+    >>> ConvNetwork((torch.ones(1, 1, 2, 2), torch.tensor([[3.0]])), (None, None), net)(torch.ones(1, 4))
+    tensor([[12.]])
+    """
+
+    architecture: Architecture
+
+    def __call__(self, inputs: Tensor, activation: Activation = torch.relu) -> Tensor:
+        """Outputs [n, outputs] for inputs [n, ...] of as many values as the input shape has."""
+        return self._through(self.architecture.layers, inputs, activation)
+
+    def features(self, inputs: Tensor, activation: Activation = torch.relu) -> Tensor:
+        """What enters the first fully-connected layer, [n, features]."""
+        return self._through(self.architecture.layers[: self._first_dense], inputs, activation)
+
+    @cached_property
+    def head(self) -> DenseNetwork:
+        """The fully-connected layers, which read the features; an error unless `has_head`."""
+        if not self.has_head:
+            upper = self.architecture.layers[self._first_dense :]
+            raise ConfigError(
+                f"{self.name} has no fully-connected part of the form 'width relu width': "
+                f"{' '.join(map(str, upper))}; use `engram reconstruct --recipe buzaglo2023`, which reads them"
+            )
+        return DenseNetwork(self.weights[self._lower :], self.biases[self._lower :])
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a ReLU lies between any two of the fully-connected layers."""
+        upper = self.architecture.layers[self._first_dense :]
+        return all(isinstance(layer, ReLU if place % 2 else Dense) for place, layer in enumerate(upper))
+
+    @property
+    def lower_names(self) -> list[str]:
+        """The names of the parameters below the first fully-connected layer."""
+        return [name for names in self.layer_names[: self._lower] for name in names]
+
+    @property
+    def dense_equivalent(self) -> DenseNetwork | None:
+        """The same function as a fully-connected network where all kernels cover what enters them; else None."""
+        layers = [layer for layer in self.architecture.layers if not isinstance(layer, Flatten)]
+        entering = zip(self.architecture.layers, self.architecture.shapes, strict=False)
+        whole = all(
+            layer.padding == 0 and shape[1:] == (layer.kernel, layer.kernel)
+            for layer, shape in entering
+            if isinstance(layer, Conv)
+        )
+        alternate = all(
+            isinstance(layer, ReLU) if place % 2 else isinstance(layer, Conv | Dense)
+            for place, layer in enumerate(layers)
+        )
+        if not (whole and alternate):
+            return None
+        return DenseNetwork(tuple(weight.flatten(1) for weight in self.weights), self.biases)
+
+    @property
+    def _first_dense(self) -> int:
+        return next(place for place, layer in enumerate(self.architecture.layers) if isinstance(layer, Dense))
+
+    @property
+    def _lower(self) -> int:
+        """How many layers with weights lie below the first fully-connected one."""
+        return sum(isinstance(layer, Conv) for layer in self.architecture.layers[: self._first_dense])
+
+    def _through(self, layers: Sequence[Layer], inputs: Tensor, activation: Activation) -> Tensor:
+        hidden = inputs.reshape(len(inputs), *self.architecture.input_shape)
+        params = iter(zip(self.weights, self.biases, strict=True))
+        for layer in layers:
+            match layer:
+                case Conv():
+                    weight, bias = next(params)
+                    hidden = functional.conv2d(hidden, weight, bias, layer.stride, layer.padding)
+                case Dense():
+                    hidden = functional.linear(hidden, *next(params))
+                case AvgPool():
+                    hidden = functional.avg_pool2d(hidden, layer.kernel)
+                case Flatten():
+                    hidden = hidden.flatten(1)
+                case ReLU():
+                    hidden = activation(hidden)
+        return hidden
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.architecture.sizes
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self.architecture.input_shape
+
+    @property
+    def name(self) -> str:
+        return self.architecture.name
+
+    def _beyond_weights(self) -> bytes:
+        return f"{self.architecture.input_shape} {self.architecture.text}".encode()

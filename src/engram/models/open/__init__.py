@@ -1,0 +1,1 @@
+"""Opening models: one file a format, one door (`door.open_view`). Nothing in a file is ever executed."""

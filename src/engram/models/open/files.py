@@ -1,0 +1,191 @@
+"""Read an untrusted file of weights: a state_dict (.pt, .pth), safetensors or an exported program (.pt2).
+
+Its size is bounded before it is opened, nothing in it is ever executed, and what it holds is interpreted by
+`state_dict.dense_network`, or by `described_network` and `exported_network` for convolutions.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from enum import Enum, auto
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engram.core.errors import CheckpointError, UnsupportedModelError
+from engram.core.files import open_archive, read_tensors
+from engram.models.architecture import Architecture
+from engram.models.networks import SUPPORTED, ConvNetwork, DenseNetwork
+from engram.models.open.described import described_network
+from engram.models.open.exported import exported_network, is_exported
+from engram.models.open.state_dict import dense_network
+
+MAX_BYTES = 4 * 1024**3
+CURE = "save it with torch.save(model.state_dict(), 'model.pt')"
+# where training scripts keep the state_dict, next to epoch, optimizer, ...; looked at before anything else
+USUAL_KEYS = ("state_dict", "model_state_dict", "model", "model_state", "net", "network", "weights", "params")
+MAX_NESTING = 4
+WRAPPERS = re.compile(r"^(module\.)+|(?<![^.])_orig_mod\.")  # DataParallel, torch.compile
+
+
+class _Kind(Enum):
+    ZIP = auto()
+    SAFETENSORS = auto()
+    PICKLE = auto()
+
+
+def read_network(path: Path, *, max_bytes: int = MAX_BYTES) -> DenseNetwork:
+    """The fully-connected network in `path`; layers, names and nesting are found out from the file."""
+    network = read_any_network(path, max_bytes=max_bytes)
+    if not isinstance(network, DenseNetwork):
+        raise UnsupportedModelError([f"it has convolutions: {network.name}"], supported=SUPPORTED)
+    return network
+
+
+def read_any_network(
+    path: Path, architecture: Architecture | None = None, *, max_bytes: int = MAX_BYTES
+) -> DenseNetwork | ConvNetwork:
+    """The network in `path`, also one with convolutions.
+
+    These need the description of an `architecture`, or a .pt2 file, which holds its own.
+    """
+    kind = _kind(path, max_bytes)
+    if kind is _Kind.ZIP and is_exported(path):
+        return exported_network(path, architecture, max_bytes=max_bytes)
+    state = _state(path, kind, max_bytes)
+    ordered = kind is not _Kind.SAFETENSORS  # safetensors sorts by name
+    if architecture is not None:
+        return described_network(state, architecture, ordered=ordered)
+    return dense_network(state, ordered=ordered)
+
+
+def _state(path: Path, kind: _Kind, max_bytes: int) -> dict[str, Tensor]:
+    """The one state_dict in a file, with plain names."""
+    loaded: object = _safetensors(path) if kind is _Kind.SAFETENSORS else _pickled(path, kind, max_bytes)
+    if not isinstance(loaded, Mapping):
+        raise CheckpointError(f"{path} holds a {type(loaded).__name__}, not a state_dict; {CURE}")
+    states = _states(loaded, "the file itself", set())
+    if len(states) > 1:
+        listed = ", ".join(map(repr, list(states)[:8]))
+        raise CheckpointError(f"{path} holds several state_dicts ({listed}); save only the one to read")
+    state = _unwrapped(next(iter(states.values()), {}))
+    claimed = sum(value.numel() * value.element_size() for value in state.values())
+    if claimed > max_bytes:  # a tensor of stride 0 can claim far more than the file holds
+        raise CheckpointError(
+            f"{path} claims {claimed:,} bytes of tensors, more than the limit of {max_bytes:,}; {CURE}"
+        )
+    if strange := [name for name in state if not name.isprintable() or len(name) > 200]:
+        raise CheckpointError(
+            f"{path} has unprintable or very long tensor names, e.g. {strange[0][:40]!r}; rename them"
+        )
+    return state
+
+
+def _kind(path: Path, max_bytes: int) -> _Kind:
+    """What the file is, by its first bytes; by its suffix only where a damaged header says nothing."""
+    try:
+        if path.is_dir():
+            raise CheckpointError(f"{path} is a directory; give the .pt, .pth or .safetensors file in it")
+        if not path.exists():
+            raise CheckpointError(f"there is no file {path}; check the path")
+        if not path.is_file():
+            raise CheckpointError(f"{path} is not a regular file; copy it to one first")
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            head = stream.read(9)
+    except OSError as error:
+        raise CheckpointError(f"can't read {path}: {error.strerror or error}; check its permissions") from error
+    if size > max_bytes:
+        raise CheckpointError(f"{path} has {size:,} bytes, more than the limit of {max_bytes:,}; {CURE}")
+    if head.startswith(b"PK\x03\x04"):
+        return _Kind.ZIP
+    # before pickle: the length of a header may begin with the byte that pickles begin with
+    if (head[8:] == b"{" and int.from_bytes(head[:8], "little") <= size) or path.suffix == ".safetensors":
+        return _Kind.SAFETENSORS
+    if head.startswith(b"\x80"):
+        return _Kind.PICKLE
+    what = "is empty" if size == 0 else "is neither a PyTorch nor a safetensors file"
+    raise CheckpointError(f"{path} {what}; download or copy it again, or {CURE}")
+
+
+def _safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return read_tensors(path)
+    except CheckpointError:
+        raise
+    except Exception as error:  # a header with an unknown dtype, say, raises KeyError
+        raise CheckpointError(f"{path} can't be read as safetensors ({error!r}); save it again") from error
+
+
+def _pickled(path: Path, kind: _Kind, max_bytes: int) -> object:
+    """What torch.load finds with code execution ruled out."""
+    if kind is _Kind.ZIP:
+        _check_archive(path, max_bytes)
+    try:
+        # a stream: given a path, torch.load believes a .safetensors suffix rather than the content
+        with warnings.catch_warnings(), path.open("rb") as stream:
+            warnings.simplefilter("ignore")
+            loaded: object = torch.load(stream, weights_only=True, map_location="cpu")
+    except Exception as error:  # a hostile stream can make the unpickler raise anything
+        # "from None": torch's own message recommends weights_only=False, the one thing not to do
+        raise CheckpointError(f"{path} can't be read safely: {_reason(error)}; {CURE}") from None
+    return loaded
+
+
+def _check_archive(path: Path, max_bytes: int) -> None:
+    """Refuse, before unpacking, archives that are too large inside or that torch.save did not write."""
+    with open_archive(path, max_bytes, CURE) as archive:
+        names = {name.rpartition("/")[2] for name in archive.namelist()}
+    if "constants.pkl" in names:
+        raise CheckpointError(
+            f"{path} is a TorchScript archive, which holds code that only running it would explain; {CURE}, "
+            "where you trust it, and describe convolutions with --arch"
+        )
+    if "data.pkl" not in names:
+        raise CheckpointError(f"{path} is a zip archive, but torch.save did not write it; {CURE}")
+
+
+def _reason(error: Exception) -> str:
+    """Torch's reason without its advice."""
+    if asked := re.search(r"GLOBAL ([\w.]+)", str(error)):
+        return f"it holds Python objects, not only tensors (it asks to load {asked[1]}, which could run code)"
+    reason = str(error).partition(". ")[0].partition("\n")[0]
+    if not reason or "eights only" in reason or "weights_only" in reason:
+        return f"it is damaged, or no state_dict that torch.save wrote ({type(error).__name__})"
+    return f"it is cut short or damaged ({reason})"
+
+
+def _states(value: object, where: str, seen: set[int], depth: int = 0) -> dict[str, dict[str, Tensor]]:
+    """The state_dicts in a checkpoint: under the usual keys, else right here, else under any key."""
+    if not isinstance(value, Mapping) or depth > MAX_NESTING or id(value) in seen:
+        return {}
+    seen.add(id(value))  # shared or circular parts are looked at once
+    found: dict[str, dict[str, Tensor]] = {}
+    for key in USUAL_KEYS:
+        found |= _states(value.get(key), key, seen, depth + 1)
+    if not found and (tensors := _tensors(value)):
+        return {where: tensors}
+    if not found:
+        for key in (key for key in value if isinstance(key, str)):  # an optimizer numbers its state
+            found |= _states(value[key], key, seen, depth + 1)
+    return found
+
+
+def _tensors(value: Mapping[object, object]) -> dict[str, Tensor]:
+    """The tensors right inside a mapping; the members of a list `weights` become `weights.0`, ..."""
+    tensors = {}
+    for key, item in value.items():
+        if isinstance(key, str) and isinstance(item, Tensor):
+            tensors[key] = item
+        elif isinstance(key, str) and isinstance(item, list | tuple):
+            tensors |= {f"{key}.{i}": part for i, part in enumerate(item) if isinstance(part, Tensor)}
+    return tensors
+
+
+def _unwrapped(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The names without the prefixes of DataParallel and torch.compile, unless two become alike."""
+    plain = {WRAPPERS.sub("", name): value for name, value in state.items()}
+    return plain if len(plain) == len(state) else state

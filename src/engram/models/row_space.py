@@ -1,0 +1,303 @@
+"""The row space of the first layer: the input directions that training has written into it.
+
+From a small start W = U_0 + sum_i u_i x_iᵀ, the part of an input outside the span of the training images meets
+only the noise U_0 of the initialisation. The singular values of that noise end at sigma (sqrt h + sqrt d); what
+lies above is signal. Writing x = Vᵀ z with V [r, d] is a rotation: nothing is approximated inside the span.
+
+Where the inputs are images, more can be found. Noise of the initialisation is spread evenly over all d
+frequencies, images are not: among the k frequencies in which photographs have most of their power the noise ends
+at sigma (sqrt h + sqrt k) instead of sigma (sqrt h + sqrt d), and directions stand out that the whole spectrum
+hides. So
+
+1. of several bands k take the one in which the directions above the noise are told best, and there the
+   neurons' patterns u_j (left singular vectors) that go with them;
+2. read each direction over all frequencies, u_jᵀ W, and in every shell of frequencies keep the share that is
+   signal (Wiener): E - sigma² k out of the energy E that it has there.
+
+From a small start this keeps fine detail and adds weak directions; from a standard start, whose noise hides all
+but a few directions, it is what makes an attack possible at all. Numbers in docs/engine-log.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SAFETY = 1.05
+"""Signal directions start this factor above the noise edge, where the noise's own fluctuations have ended: they
+are of the order of h^(-2/3), 1 % for 1,000 neurons."""
+SMALLEST = 1e-7
+"""Share of the largest singular value below which `decompose` gives none."""
+
+FAINT_BELOW = 4.0
+"""Times the noise edge: weaker directions reach less far; see `RowSpace.contrast`."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowSpace:
+    """Orthonormal directions V [r, d] with W's strength along each [r], all singular values of W [min(h, d)], and
+    where their noise ends. `detected` directions stand above it; one is there in any case."""
+
+    basis: Tensor
+    strengths: Tensor
+    detected: int
+    singular_values: Tensor
+    noise_std: float
+    edge: float
+
+    @property
+    def rank(self) -> int:
+        return len(self.basis)
+
+    @property
+    def contrast(self) -> Tensor:
+        """How far images reach along each direction, relative to their mean square, [r].
+
+        Photographs differ most along the directions that are strong in W. s / (s + 4 edge) is near enough, and
+        keeps the last ones, which are half noise, from being filled with it.
+        """
+        shares = self.strengths / (self.strengths + FAINT_BELOW * self.edge)
+        return shares / shares.square().mean().sqrt()
+
+
+def find_row_space(weight: Tensor) -> RowSpace:
+    """Directions of W [h, d] above the noise edge; the noise level is read off the spectrum's lower end.
+
+    At least one direction is kept.
+    """
+    values, directions = decompose(weight.double())
+    noise_std = noise_level(values, weight.shape[0], weight.shape[1])
+    edge = max(noise_edge(noise_std, *weight.shape), floor_of_rounding(values, weight.dtype))
+    detected = int((values > SAFETY * edge).sum())
+    rank = max(1, detected)
+    return RowSpace(directions[:rank].to(weight.dtype), values[:rank], detected, values, noise_std, edge)
+
+
+def noise_edge(std: float, rows: int, columns: int) -> float:
+    """Where the singular values of noise [rows, columns] end."""
+    return std * (math.sqrt(rows) + math.sqrt(columns))
+
+
+def floor_of_rounding(values: Tensor, dtype: torch.dtype) -> float:
+    """Weight decay can take all noise away; what is left below the largest value is then rounding, no signal."""
+    return float(values[0]) * max(torch.finfo(dtype).eps, SMALLEST)
+
+
+def decompose(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Singular values, descending [k], and right singular vectors [k, d], k = min(h, d), of a float64 matrix.
+
+    A layer has fewer neurons than pixels, so the eigenvectors U of W Wᵀ [h, h] are quick to get, and
+    V = diag(1/s) Uᵀ W. Squaring costs half the digits: float64 keeps values down to 1e-7 of the largest, far below
+    any noise of an initialisation. Vectors of smaller values are not orthogonal, and no use is made of them.
+
+    >>> values, directions = decompose(torch.tensor([[0.0, 3.0, 0.0], [2.0, 0.0, 0.0]]).double())
+    >>> values.tolist(), directions.abs().tolist()
+    ([3.0, 2.0], [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    """
+    rows, columns = weight.shape
+    if rows > columns:
+        _, values, directions = torch.linalg.svd(weight, full_matrices=False)
+        return values, directions
+    squares, vectors = torch.linalg.eigh(weight @ weight.T)
+    values = squares.flip(0).clamp(min=0).sqrt()
+    directions = vectors.flip(1).T @ weight
+    return values, torch.nn.functional.normalize(directions, dim=1)
+
+
+def noise_level(values: Tensor, rows: int, columns: int, quantile: float = 0.2) -> float:
+    """Standard deviation of the noise, from the lower `quantile` of the singular values (descending order).
+
+    The singular values of pure noise follow the Marchenko-Pastur law; the lower ones are noise unless the
+    data fill the whole space, and their place in the law tells sigma.
+    """
+    index = min(len(values) - 1, math.ceil(len(values) * (1 - quantile)))
+    return float(values[index]) / marchenko_pastur_quantile(rows, columns, quantile)
+
+
+def marchenko_pastur_quantile(rows: int, columns: int, quantile: float) -> float:
+    """The singular value of unit-variance noise [rows, columns] below which that share of them lies.
+
+    Density of the squared values t in [a, b], a, b = (sqrt rows -/+ sqrt columns)²: sqrt((t - a)(b - t)) / t.
+
+    >>> round(marchenko_pastur_quantile(1000, 1000, 1.0), 3), round(2 * math.sqrt(1000), 3)
+    (63.246, 63.246)
+    """
+    low = (math.sqrt(rows) - math.sqrt(columns)) ** 2
+    high = (math.sqrt(rows) + math.sqrt(columns)) ** 2
+    # In s = sqrt(t) the density is 2 sqrt((s² - a)(b - s²)) / s, without the pole that t has at a = 0.
+    grid = torch.linspace(math.sqrt(low), math.sqrt(high), 20_001, dtype=torch.float64)
+    density = ((grid.square() - low) * (high - grid.square())).clamp(min=0).sqrt() / grid.clamp(min=1e-9)
+    total = torch.cumulative_trapezoid(density, grid)
+    index = int(torch.searchsorted(total, quantile * total[-1]).clamp(max=len(grid) - 2))
+    return float(grid[index + 1])
+
+
+COLOUR = 0.15
+"""Power of colour as a share of brightness, at the same frequency."""
+
+
+@dataclass(frozen=True, eq=False)
+class Frequencies:
+    """Cosines over channels, rows and columns of images [C, H, W], sorted by the power photographs have in them.
+
+    That power falls as 1 / f², and differences between channels have little of it. Only the order is used, so a
+    picture of another kind costs nothing but the advantage.
+    """
+
+    shape: tuple[int, int, int]
+    order: Tensor
+    """Of the C H W cosines, the one of most power first."""
+
+    @classmethod
+    def of(cls, shape: tuple[int, int, int]) -> Frequencies:
+        channels, height, width = shape
+        down = torch.arange(height, dtype=torch.float64) / height
+        across = torch.arange(width, dtype=torch.float64) / width
+        # A constant image has the power that half a period over the image would have.
+        squares = down[:, None].square() + across.square() + (0.5 / max(height, width)) ** 2
+        colours = torch.full((channels,), COLOUR, dtype=torch.float64)
+        colours[0] = 1.0
+        power = colours[:, None, None] / squares
+        return cls(shape, power.flatten().argsort(descending=True, stable=True))
+
+    def coefficients(self, rows: Tensor) -> Tensor:
+        """Rows [n, C H W] of pixels as rows of cosines, those of most power first."""
+        return self._turned(rows, [cosines(size).to(rows) for size in self.shape])[:, self.order.to(rows.device)]
+
+    def pixels(self, coefficients: Tensor) -> Tensor:
+        """The way back: the basis is orthonormal."""
+        rows = torch.empty_like(coefficients)
+        rows[:, self.order.to(rows.device)] = coefficients
+        return self._turned(rows, [cosines(size).to(rows).T for size in self.shape])
+
+    def _turned(self, rows: Tensor, matrices: list[Tensor]) -> Tensor:
+        return torch.einsum("nchw,ac,bh,dw->nabd", rows.view(-1, *self.shape), *matrices).flatten(1)
+
+
+def cosines(size: int) -> Tensor:
+    """The orthonormal cosine transform (DCT-II), one frequency a row, [size, size].
+
+    >>> cosines(2).mul(10).round().div(10).tolist()
+    [[0.7, 0.7], [0.7, -0.7]]
+    """
+    places = torch.arange(size, dtype=torch.float64)
+    matrix = torch.cos(math.pi * places[:, None] * (places + 0.5) / size) * math.sqrt(2 / size)
+    matrix[0] /= math.sqrt(2)
+    return matrix
+
+
+NARROWEST = 32
+"""Frequencies of the narrowest band at least, which is the first shell too; each further one has twice as many."""
+
+
+def find_image_space(weight: Tensor, shape: tuple[int, int, int]) -> RowSpace:
+    """Directions of W [h, C H W] above the noise in the band that tells them best; at least one is kept."""
+    frequencies = Frequencies.of(shape)
+    rows = frequencies.coefficients(weight.double())
+    neurons, inputs = rows.shape
+    values = singular_values(rows)
+    noise_std = noise_level(values, neurons, inputs)
+    rounding = floor_of_rounding(values, weight.dtype)
+
+    def edge_of(width: int) -> float:
+        return max(noise_edge(noise_std, neurons, width), rounding)
+
+    best = Band.of(values, neurons, inputs, edge_of(inputs))
+    for width in bands(inputs)[1:]:
+        narrow = Band.of(singular_values(rows[:, :width]), neurons, width, edge_of(width))
+        best = narrow if narrow.overlap > best.overlap else best
+    patterns = strongest_patterns(rows[:, : best.width], max(1, best.detected))
+    strengths, basis = rotated(rows, keep_signal(patterns.T @ rows, noise_std))
+    return RowSpace(
+        basis=frequencies.pixels(basis).to(weight.dtype),
+        strengths=strengths,
+        detected=best.detected,
+        singular_values=values,
+        noise_std=noise_std,
+        edge=edge_of(inputs),
+    )
+
+
+@dataclass(frozen=True)
+class Band:
+    """The lowest `width` frequencies: how many directions stand out, and how well they are told, by theory."""
+
+    width: int
+    detected: int
+    overlap: float
+
+    @classmethod
+    def of(cls, values: Tensor, neurons: int, width: int, edge: float) -> Band:
+        """From the singular values of W [h, width] there, and where their noise ends."""
+        standing_out = values[values > SAFETY * edge]
+        if len(standing_out) == 0:  # and perhaps no noise to measure them by
+            return cls(width, 0, 0.0)
+        found = overlaps(standing_out * noise_edge(1.0, neurons, width) / edge, neurons, width)
+        return cls(width, len(standing_out), float(found.sum()))
+
+
+def overlaps(values: Tensor, rows: int, columns: int) -> Tensor:
+    """Squared cosines between the singular vectors found, left and right, and those without noise, added.
+
+    For values above the edge of noise of variance 1 in [rows, columns] (Benaych-Georges and Nadakuditi 2012).
+    Strong directions have 2, those at the edge 0.
+
+    >>> overlaps(torch.tensor([1e6, 1e3, 88.0]).double(), 1000, 3072).mul(100).round().div(100).tolist()
+    [2.0, 2.0, 0.52]
+    """
+    excess = values.square() - rows - columns
+    strength = (excess + (excess.square() - 4 * rows * columns).clamp(min=0).sqrt()) / 2
+    common = (strength.square() - rows * columns).clamp(min=0) / strength
+    return common / (strength + rows) + common / (strength + columns)
+
+
+def bands(inputs: int) -> list[int]:
+    """How many frequencies each band has, the widest first.
+
+    >>> bands(3072), bands(30)
+    ([3072, 1536, 768, 384, 192, 96, 48], [30])
+    """
+    found = [inputs]
+    while found[-1] // 2 >= NARROWEST:
+        found.append(found[-1] // 2)
+    return found
+
+
+def singular_values(matrix: Tensor) -> Tensor:
+    """Of a float64 matrix, descending, by the smaller of its two Gram matrices; see `row_space.decompose`."""
+    rows, columns = matrix.shape
+    gram = matrix @ matrix.T if rows <= columns else matrix.T @ matrix
+    squares: Tensor = torch.linalg.eigvalsh(gram)
+    return squares.flip(0).clamp(min=0).sqrt()
+
+
+def strongest_patterns(matrix: Tensor, count: int) -> Tensor:
+    """The left singular vectors of the largest singular values, [rows, count]."""
+    rows, columns = matrix.shape
+    gram = matrix @ matrix.T if rows <= columns else matrix.T @ matrix
+    vectors: Tensor = torch.linalg.eigh(gram).eigenvectors[:, -count:].flip(1)
+    return vectors if rows <= columns else torch.nn.functional.normalize(matrix @ vectors, dim=0)
+
+
+def keep_signal(directions: Tensor, noise_std: float) -> Tensor:
+    """Directions [r, d] over frequencies, each shell scaled by the share of its energy that is not noise."""
+    inputs = directions.shape[1]
+    ends = [0, *reversed(bands(inputs))]
+    kept = directions.clone()
+    for first, last in itertools.pairwise(ends):
+        energy = directions[:, first:last].square().sum(1)
+        signal = (energy - noise_std**2 * (last - first)).clamp(min=0)
+        kept[:, first:last] *= (signal / energy.clamp(min=torch.finfo(energy.dtype).tiny))[:, None]
+    return kept
+
+
+def rotated(rows: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+    """Strengths [r] and basis [r, d] of the directions' span, those in which W is strongest first."""
+    span = torch.linalg.qr(directions.T).Q
+    inner = rows @ span
+    squares, vectors = torch.linalg.eigh(inner.T @ inner)
+    return squares.flip(0).clamp(min=0).sqrt(), (span @ vectors.flip(1)).T

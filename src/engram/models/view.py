@@ -1,0 +1,53 @@
+"""AttackerView: everything an attack may read. Training data can't be reached from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Generic
+
+from engram.core.errors import ConfigError, UnsupportedModelError
+from engram.models.networks import SUPPORTED, N, N_co
+from engram.models.tasks.base import Task
+
+
+@dataclass(frozen=True, eq=False)
+class AttackerView(Generic[N_co]):
+    """The released weights, and what a stranger knows of the inputs: their shape and pixel range."""
+
+    network: N_co
+    input_shape: tuple[int, ...]
+    task: Task
+    pixel_range: tuple[float, float] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        inputs, outputs = self.network.sizes[0], self.network.sizes[-1]
+        problems = []
+        if math.prod(self.input_shape) != inputs:
+            shape = "x".join(map(str, self.input_shape))
+            problems.append(
+                f"input shape {shape} has {math.prod(self.input_shape):,} values, "
+                f"but the first layer takes {inputs:,}; give the shape of one input, e.g. 3x32x32"
+            )
+        elif self.network.input_shape not in (None, tuple(self.input_shape)):
+            given, told = (
+                "x".join(map(str, shape)) for shape in (self.input_shape, self.network.input_shape or ())
+            )
+            problems.append(f"input shape {given} is not the {told} of the network's layers; give that one")
+        if outputs != self.task.outputs:
+            problems.append(
+                f"the network has {outputs} outputs, but a {self.task.name} task has {self.task.outputs}"
+            )
+        if any(not bool(value.isfinite().all()) for value in self.network.params.values()):
+            problems.append("some weights are NaN or infinite; the training diverged or the file is damaged")
+        if problems:
+            raise UnsupportedModelError(problems, supported=SUPPORTED)
+
+    def narrowed(self, kind: type[N]) -> AttackerView[N]:
+        """This view, for attacks that read one kind of network only; another kind is an error."""
+        if not isinstance(self.network, kind):
+            raise ConfigError(
+                f"{self.network.name} can't be read here, which is for a {kind.__name__}; "
+                "`engram audit` and `engram reconstruct` read networks with convolutions too"
+            )
+        return AttackerView(self.network, self.input_shape, self.task, self.pixel_range)

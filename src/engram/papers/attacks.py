@@ -1,0 +1,311 @@
+"""Which attack a target meets at a scale, and its run: engine, published scheme, baselines, the circle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from engram.attacks.engine.scales import PIXEL_STD
+from engram.attacks.inversion import Inversion, InversionSettings, first_layer_images
+from engram.attacks.published import PublishedScheme
+from engram.attacks.reconstruction import Attack, Reconstruction
+from engram.attacks.registry import engine_for
+from engram.attacks.settings import KNOWN_SETTINGS, EngineSettings, Haim2022, default_settings
+from engram.core import files
+from engram.core.loop import Budget, Observer, Snapshots, Values, run
+from engram.core.runs import RunDirectory, read_settings
+from engram.data.sets import Split
+from engram.models.networks import DenseNetwork, Network
+from engram.models.tasks.kinds import Binary
+from engram.models.tasks.names import own_classes, task_named
+from engram.models.view import AttackerView
+from engram.pipeline import attack, build_target
+from engram.render.plots import PlanePanel, plane_figure
+from engram.training.cache import TargetCache
+from engram.training.presets import CIRCLE_DATA, CIRCLE_NETWORK, CIRCLE_RECIPE, Plan, Scale
+from engram.training.recipe import Recipe
+from engram.training.spec import ConvSpec
+from engram.training.target import Target
+
+Told = Callable[[float], None]
+"""Told the share that is done, 0 to 1."""
+
+
+def by_steps(told: Told, steps: int) -> Observer:
+    """An observer that tells the share of the steps."""
+    return lambda step, _: told(min(step / steps, 1.0))
+
+
+def by_recipe(told: Told, recipe: Recipe) -> Observer:
+    """By epochs; along the flow, where log-loss falls evenly, by log-loss down to its goal.
+
+    >>> shares = []
+    >>> from engram.targets.recipe import Flow
+    >>> observe = by_recipe(shares.append, Recipe(loss_threshold=0.01, flow=Flow()))
+    >>> for step, loss in enumerate((1.0, 0.1, 0.005)):
+    ...     observe(step, {"loss": loss})
+    >>> [round(share, 6) for share in shares]
+    [0.0, 0.5, 1.0]
+    """
+    goal = recipe.loss_threshold
+    if recipe.flow is None or goal is None:
+        return by_steps(told, recipe.epochs)
+    first: list[float] = []
+
+    def observe(step: int, metrics: Values) -> None:
+        first[:] = first or [max(metrics["loss"], 2 * goal)]
+        share = math.log(first[0] / max(metrics["loss"], goal)) / math.log(first[0] / goal)
+        told(max(share, 0.0))
+
+    return observe
+
+
+# Training points come to lie on the boundaries of many neurons, so gates must be soft to be found: with a slope
+# near 10 all points come back, from 30 on candidates straddle them. Along its radius a point can be shared by
+# candidates nearer and farther without any change to stationarity; that all have one margin decides it. The floor
+# keeps all in use.
+CIRCLE_ATTACK = Haim2022(
+    candidates=100,
+    steps=5_000,
+    lr_images=3e-5,
+    lr_duals=0.01,
+    image_std=0.5,
+    dual_floor=2.0,
+    relu_slope=12.0,
+    range_weight=0.0,  # the plane has no pixel range
+    margin_weight=2000.0,
+    dtype="float32",
+)
+DUAL_THRESHOLD = 2.4  # just above the floor: what only the floor holds up is not needed
+SAME_POINT = 0.03
+
+
+@dataclass(frozen=True, eq=False)
+class Fig2:
+    """All stages of the figure: data, network, start, result, pruned, de-duplicated."""
+
+    data: Split
+    target: Target
+    start: Reconstruction
+    found: Reconstruction
+    pruned: Reconstruction
+    final: Reconstruction
+    seconds: float
+
+    @property
+    def distances(self) -> Tensor:
+        """From each training point to the nearest point of the final reconstruction, [20]."""
+        return torch.cdist(self.data.train.images, self.final.images.float()).min(1).values
+
+    @property
+    def summary(self) -> str:
+        near, nearer = (int((self.distances < radius).sum()) for radius in (0.1, 0.05))
+        return (
+            f"{near} of {len(self.data.train)} points within 0.1 ({nearer} within 0.05) "
+            f"of {len(self.final)} reconstructed ones"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        card = self.target.card
+        assert card is not None
+        return {
+            "experiment": "haim/fig2",
+            "paper": "all 20 recovered",
+            "recovered_within_0.1": int((self.distances < 0.1).sum()),
+            "recovered_within_0.05": int((self.distances < 0.05).sum()),
+            "distances": self.distances.tolist(),
+            "points_after_pruning": len(self.pruned),
+            "points_after_deduplication": len(self.final),
+            "train_loss": card.train.loss,
+            "smallest_margin": card.train.smallest_margin,
+            "training_seconds": card.seconds,
+            "attack_seconds": self.seconds,
+            "recipe": asdict(card.recipe),
+        }
+
+    def figure(self) -> bytes:
+        """Six panels: data, output of the network, start, result, without small duals, without duplicates."""
+        images, labels = self.data.train.images, self.data.train.labels
+        panels = [
+            PlanePanel("a  training set", images, labels),
+            PlanePanel("b  output of the network", images, labels, network=self.target.network),
+        ]
+        titles = ("c  start", "d  reconstruction", "e  without small duals", "f  without duplicates")
+        stages = (self.start, self.found, self.pruned, self.final)
+        panels += [
+            PlanePanel(title, images, labels, candidates=stage.images, candidate_labels=stage.labels)
+            for title, stage in zip(titles, stages, strict=True)
+        ]
+        return plane_figure(panels)
+
+
+def run_fig2(
+    seed: int,
+    *,
+    recipe: Recipe = CIRCLE_RECIPE,
+    settings: Haim2022 = CIRCLE_ATTACK,
+    training: Observer | None = None,
+    attacking: Observer | None = None,
+    cache: TargetCache | None = None,
+) -> Fig2:
+    """Train on the circle, attack, prune and de-duplicate."""
+    recipe, settings = replace(recipe, seed=seed), replace(settings, seed=seed)
+    target = build_target(
+        CIRCLE_DATA, CIRCLE_NETWORK, recipe, Binary(), observers=[training] if training else [], cache=cache
+    )
+    view = AttackerView(target.network, (2,), Binary())
+    scheme = PublishedScheme(view, settings)
+    start = scheme.reconstruction(scheme.init())
+    found, solution = attack(scheme, observers=[attacking] if attacking else [])
+    pruned = found.pruned(DUAL_THRESHOLD)
+    final = pruned.deduplicated(SAME_POINT, torch.Generator().manual_seed(seed))
+    return Fig2(CIRCLE_DATA.load(held_out=0), target, start, found, pruned, final, solution.seconds)
+
+
+AttackName = Literal["engine", "haim2022", "inversion", "weights", "circle"]
+"""`circle` is the attack of haim/fig2, which has stages of its own (`haim_fig2.py`)."""
+RECIPES: tuple[AttackName, ...] = get_args(AttackName)[:2]
+SMOKE_STEPS = 20
+MANY_CLASSES = 2
+"""Times the seconds of a binary target; see `engine_seconds`."""
+CONVOLUTIONS = 30.0
+"""Seconds for a network with convolutions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackPlan:
+    """Settings of the attack, for the engine with seconds to plan by; None where there is nothing to choose."""
+
+    name: AttackName
+    settings: EngineSettings | Haim2022 | InversionSettings | None
+    seconds: float | None = None
+    cuts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What came of it; `outputs` [m] where the attack works on them, `settings` as they were in the end."""
+
+    found: Reconstruction
+    outputs: Tensor | None
+    settings: dict[str, Any]
+    steps: int
+    seconds: float
+    message: str
+
+
+def plan_attack(name: AttackName, target: Plan, scale: Scale, *, seed: int) -> AttackPlan:
+    """The attack at a scale; the engine's own time is no cut, since no paper has it."""
+    if name == "engine":
+        if scale == "smoke":
+            return AttackPlan(name=name, settings=EngineSettings(restarts=2, steps=SMOKE_STEPS, seed=seed))
+        seconds = engine_seconds(target) if scale == "cpu" else None
+        return AttackPlan(name=name, settings=EngineSettings(seed=seed), seconds=seconds)
+    if name == "haim2022":
+        return _published(target, scale, seed)
+    if name == "inversion":
+        return _inversion(target, scale, seed)
+    if name == "circle":
+        smoke = replace(CIRCLE_ATTACK, steps=SMOKE_STEPS)
+        cut = (f"{SMOKE_STEPS} steps of the attack",) if scale == "smoke" else ()
+        settings = smoke if scale == "smoke" else CIRCLE_ATTACK
+        return AttackPlan(name=name, settings=replace(settings, seed=seed), cuts=cut)
+    return AttackPlan(name=name, settings=None)
+
+
+def engine_seconds(target: Plan) -> float:
+    """Seconds for the engine on a small machine.
+
+    Several classes write about as many directions into the first layer as there are images, whatever n, so a step
+    takes longer; the few candidates of the small convolutional targets have come to rest after half a minute.
+    """
+    n = target.data.n
+    if isinstance(target.network, ConvSpec):
+        return CONVOLUTIONS
+    seconds = 60.0 if n <= 100 else 90.0 if n <= 300 else 120.0 if n <= 1000 else 600.0
+    return MANY_CLASSES * seconds if own_classes(target.task) else seconds
+
+
+def carry_out(
+    plan: AttackPlan, view: AttackerView[Network], directory: Path, *, told: Told, snapshot_every: float
+) -> Outcome:
+    """Run the attack, or go on with what a killed process left in the directory."""
+    if plan.name == "weights":
+        images = first_layer_images(view.narrowed(DenseNetwork)).cpu()
+        images = natural_contrast(images) if images.ndim == 4 else images
+        return Outcome(_bare(images), None, {}, 0, 0.0, "read off")
+    if isinstance(plan.settings, InversionSettings):
+        return _invert(plan.settings, view.narrowed(DenseNetwork), directory, told, snapshot_every)
+    scheme = _scheme(plan, view, directory)
+    observers = [by_steps(told, scheme.total_steps)]
+    found, solution = attack(
+        scheme, directory=directory, resume=True, snapshot_every=snapshot_every, observers=observers
+    )
+    return Outcome(
+        found, None, asdict(scheme.settings), solution.steps, solution.seconds, solution.require_finite().message
+    )
+
+
+def _scheme(plan: AttackPlan, view: AttackerView[Network], directory: Path) -> Attack:
+    """A time becomes a plan once; a run that is gone on with keeps the one in its run.json."""
+    if isinstance(plan.settings, Haim2022):
+        return PublishedScheme(view, plan.settings)
+    assert isinstance(plan.settings, EngineSettings)
+    if RunDirectory(directory).record.exists():
+        return engine_for(view, read_settings(directory, EngineSettings))
+    return engine_for(view, plan.settings, plan.seconds)
+
+
+def _published(target: Plan, scale: Scale, seed: int) -> AttackPlan:
+    """The authors' settings for the task, two candidates an image; one run of what they ran 100 times."""
+    task = task_named(target.task, target.network.outputs)
+    known = KNOWN_SETTINGS["mnist" if target.data.name == "mnist" else default_settings(task)]
+    full = known.steps
+    steps = {"smoke": SMOKE_STEPS, "cpu": max(100, 100_000 // target.data.n), "paper": full}[scale]
+    candidates = 2 * target.data.n
+    candidates += -candidates % task.label_count
+    settings = replace(known, steps=steps, candidates=candidates, seed=seed)
+    cut = (f"{steps:,} steps of the published scheme instead of {full:,}",) if steps < full else ()
+    once = "one run of the published scheme instead of a search of 100"
+    return AttackPlan(name="haim2022", settings=settings, cuts=(*cut, once))
+
+
+def _inversion(target: Plan, scale: Scale, seed: int) -> AttackPlan:
+    images, steps = {"smoke": (20, SMOKE_STEPS), "cpu": (1000, 200), "paper": (40_000, 1000)}[scale]
+    if target.data.name == "circle":  # as many points as the attack has
+        images, steps = 100, {"smoke": SMOKE_STEPS}.get(scale, 1000)
+    settings = InversionSettings(images=images, steps=steps, seed=seed)
+    cut = (f"{images:,} inverted images instead of 40,000",) if target.data.name != "circle" else ()
+    return AttackPlan(name="inversion", settings=settings, cuts=() if scale == "paper" else cut)
+
+
+def _invert(
+    settings: InversionSettings, view: AttackerView, directory: Path, told: Told, snapshot_every: float
+) -> Outcome:
+    search = Inversion(view, settings)
+    files.prepare_directory(directory)
+    snapshots = Snapshots(path=RunDirectory(directory).snapshot, every_seconds=snapshot_every)
+    observers = [by_steps(told, settings.steps)]
+    solution = run(search, Budget(steps=settings.steps), snapshots=snapshots, resume=True, observers=observers)
+    found = search.found(solution.require_finite().state)
+    return Outcome(
+        _bare(found.images), found.outputs, asdict(settings), solution.steps, solution.seconds, solution.message
+    )
+
+
+def natural_contrast(images: Tensor) -> Tensor:
+    """Each of images [m, C, H, W] at the spread of photographs, since a weight's own scale means nothing."""
+    spread = images.flatten(1).std(1).clamp(min=1e-12)
+    return images * (PIXEL_STD / spread).view(-1, 1, 1, 1)
+
+
+def _bare(images: Tensor) -> Reconstruction:
+    """Images without duals and labels."""
+    nothing = torch.zeros(len(images))
+    return Reconstruction(images.float(), nothing, nothing.long())

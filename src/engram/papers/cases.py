@@ -1,0 +1,370 @@
+"""A case: one target and one attack on it, computed once and kept as a directory that appears whole.
+
+    cases/KEY   finished; the key is made of all that decides the outcome
+    work/KEY    begun: target and attack with their snapshots; gone when the case is finished
+
+Experiments share cases; a killed case is resumed where it was. Two processes may share a run: what one of them
+computes, the other waits for or leaves for later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engram.attacks.settings import Haim2022
+from engram.core import files
+from engram.core.errors import require
+from engram.core.runs import RunDirectory, commit, versions
+from engram.data.sets import Split, centred
+from engram.models.networks import ConvNetwork, Network
+from engram.models.tasks.names import task_named
+from engram.models.view import AttackerView
+from engram.papers.attacks import (
+    RECIPES,
+    AttackName,
+    AttackPlan,
+    Outcome,
+    Told,
+    by_recipe,
+    by_steps,
+    carry_out,
+    engine_seconds,
+    plan_attack,
+    run_fig2,
+)
+from engram.papers.records import CaseRecord, Count, Finished, Training, read_finished
+from engram.pipeline import build_target, compare
+from engram.scoring.report import ScoreReport
+from engram.training.cache import TargetCache
+from engram.training.presets import SCALES, Plan, Scale, plan
+from engram.training.target import Card, Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class CasePlan:
+    """All that a case is made from."""
+
+    key: str
+    preset: str
+    scale: Scale
+    seed: int
+    target: Plan
+    attack: AttackPlan
+
+
+def scored(order: CasePlan, target: Target[Network], data: Split, outcome: Outcome, *, resumed: bool) -> Finished:
+    """Compare with the data, beside held-out images and noise."""
+    plan, card = order.target, target.card
+    assert card is not None
+    report = compare(outcome.found, data, network=target.network)
+    record = CaseRecord(
+        key=order.key,
+        preset=order.preset,
+        attack=order.attack.name,
+        scale=order.scale,
+        seed=order.seed,
+        network=plan.network.name,
+        task=plan.task,
+        data=plan.data.name,
+        n=plan.data.n,
+        n_held_out=len(data.held_out),
+        cuts=(*plan.cuts, *order.attack.cuts),
+        training=_training(card),
+        settings=outcome.settings,
+        candidates=report.candidates,
+        counts=_counts(report),
+        top10=report.top10_mean,
+        samples=_samples(target.network, plan.task, data, report),
+        steps=outcome.steps,
+        attack_seconds=outcome.seconds,
+        resumed=resumed,
+        message=outcome.message,
+        commit=commit(),
+        versions=versions(),
+    )
+    return Finished(record, _tensors(target.network, data, report, outcome))
+
+
+def _training(card: Card) -> Training:
+    return Training(
+        loss=card.train.loss,
+        accuracy=card.train.accuracy,
+        smallest_margin=card.train.smallest_margin,
+        test_loss=None if card.test is None else card.test.loss,
+        test_accuracy=None if card.test is None else card.test.accuracy,
+        epochs=card.epochs,
+        stopped=card.stopped,
+        seconds=card.seconds,
+    )
+
+
+def _counts(report: ScoreReport) -> dict[str, Count]:
+    return {
+        row.threshold.text: Count(train=row.train, held_out=row.held_out, excess=row.excess, noise=row.noise)
+        for row in report.counts
+    }
+
+
+@torch.no_grad()
+def _samples(network: Network, task_name: str, data: Split, report: ScoreReport) -> dict[str, list[float]]:
+    """A column for everything that a scatter of single samples may show."""
+    inputs = centred(data.train.images, data.mean).to(network.weights[0].dtype)
+    logits = network(inputs)
+    task = task_named(task_name, network.sizes[-1])
+    columns: dict[str, Tensor | None] = {
+        **{name: getattr(report.train, name) for name in ("ssim", "ncc", "relative_l2")},
+        "margin": task.margins(logits, data.train.labels),
+        "output": logits.squeeze(1) if logits.shape[1] == 1 else None,
+    }
+    return {
+        name: [round(value, 6) for value in column.nan_to_num(nan=-1.0).tolist()]
+        for name, column in columns.items()
+        if column is not None
+    }
+
+
+def _tensors(network: Network, data: Split, report: ScoreReport, outcome: Outcome) -> dict[str, Tensor]:
+    """Images as bytes, candidates in half precision: a figure needs no more."""
+    kept = {"candidates": outcome.found.images.half(), "duals": outcome.found.duals.float()}
+    if data.train.images.ndim == 4:
+        kept["original"] = _as_bytes(data.train.images)
+        kept["reconstruction"] = _as_bytes(report.train.reconstruction)
+    else:
+        kept["candidates"] = outcome.found.images.float()
+        kept["points"], kept["point_labels"] = data.train.images, data.train.labels
+    if outcome.outputs is not None:
+        kept["outputs"] = outcome.outputs
+    if isinstance(network, ConvNetwork):
+        kept["kernels"] = network.weights[0]
+    return kept
+
+
+def _as_bytes(images: Tensor) -> Tensor:
+    return (images.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+TRAINING_SHARE = 0.5
+"""Of the progress of a case."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """With what it is computed; none of it changes the outcome."""
+
+    device: str = "cpu"
+    data_root: Path | None = None
+    cache: TargetCache | None = None
+    snapshot_every: float = 20.0
+    """Seconds; so much at the most is lost by a kill."""
+
+
+def compute(order: CasePlan, means: Means, work: Path, *, told: Told) -> Finished:
+    """Train, attack, compare; a killed process left what it had in `work`."""
+    if order.attack.name == "circle":
+        return _compute_circle(order, means, told)
+    plan = order.target
+    task = task_named(plan.task, plan.network.outputs)
+    target: Target[Network] = build_target(
+        plan.data,
+        plan.network,
+        plan.recipe,
+        task,
+        root=means.data_root,
+        directory=work / "target",
+        device=means.device,
+        resume=True,
+        snapshot_every=means.snapshot_every,
+        observers=[by_recipe(_first_part(told), plan.recipe)],
+        cache=means.cache,
+    )
+    card = target.card
+    assert card is not None
+    view = AttackerView(target.network.to(device=means.device), card.input_shape, task)
+    resumed = RunDirectory(work / "attack").snapshot.exists()
+    outcome = carry_out(
+        order.attack, view, work / "attack", told=_second_part(told), snapshot_every=means.snapshot_every
+    )
+    data = plan.data.load(means.data_root)
+    return scored(order, target, data, outcome, resumed=resumed)
+
+
+def _compute_circle(order: CasePlan, means: Means, told: Told) -> Finished:
+    """haim/fig2 has stages of its own; what is scored is its last one."""
+    settings = order.attack.settings
+    assert isinstance(settings, Haim2022)
+    result = run_fig2(
+        order.seed,
+        recipe=order.target.recipe,
+        settings=settings,
+        training=by_recipe(_first_part(told), order.target.recipe),
+        attacking=by_steps(_second_part(told), settings.steps),
+        cache=means.cache,
+    )
+    outcome = Outcome(result.final, None, asdict(settings), settings.steps, result.seconds, result.summary)
+    finished = scored(order, result.target, result.data, outcome, resumed=False)
+    return Finished(finished.record, finished.tensors, result.figure())
+
+
+def _first_part(told: Told) -> Told:
+    return lambda share: told(TRAINING_SHARE * share)
+
+
+def _second_part(told: Told) -> Told:
+    return lambda share: told(TRAINING_SHARE + (1 - TRAINING_SHARE) * share)
+
+
+CASE_VERSION = 1  # raise it when a change of the code changes what a case holds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What all cases of a run have in common."""
+
+    scale: Scale = "cpu"
+    recipe: AttackName = "engine"
+    seed: int = 0
+    means: Means = field(default_factory=Means)
+
+    def __post_init__(self) -> None:
+        require(self.scale in SCALES, "scale", f"must be one of {', '.join(SCALES)}", self.scale)
+        require(self.recipe in RECIPES, "recipe", f"must be one of {', '.join(RECIPES)}", self.recipe)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A preset of the zoo under attack: by the recipe of the setting, or by one that the experiment is about."""
+
+    preset: str
+    attack: AttackName | None = None
+
+    def order(self, setting: Setting) -> CasePlan:
+        """What is to be computed; its key names preset, attack and scale, and digests all that decides."""
+        target = plan(self.preset, setting.scale, seed=setting.seed)
+        attack = plan_attack(self.attack or setting.recipe, target, setting.scale, seed=setting.seed)
+        trained = {**asdict(replace(target, cuts=())), "recipe": target.recipe.settings()}
+        decisive = [trained, asdict(replace(attack, cuts=())), CASE_VERSION]
+        digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+        return CasePlan(
+            key=f"{self.preset}.{attack.name}.{setting.scale}-{digest[:10]}",
+            preset=self.preset,
+            scale=setting.scale,
+            seed=setting.seed,
+            target=target,
+            attack=attack,
+        )
+
+
+def find_case(order: CasePlan, home: Path) -> Finished | None:
+    """The case if it is finished."""
+    return read_finished(home / "cases" / order.key)
+
+
+def run_case(order: CasePlan, means: Means, home: Path, *, told: Told, wait: bool = True) -> Finished | None:
+    """The case from its directory, or computed, going on with what a killed process left.
+
+    None without `wait` if another process is computing it.
+    """
+    work = home / "work" / order.key
+    work.parent.mkdir(parents=True, exist_ok=True)
+    with files.locked(work.with_name(f"{order.key}.lock"), wait=wait) as own:
+        if not own:
+            return None
+        if (kept := find_case(order, home)) is not None:
+            return kept
+        finished = compute(order, means, work, told=told)
+        files.write_directory(home / "cases" / order.key, finished.contents())
+        shutil.rmtree(work, ignore_errors=True)
+    return finished
+
+
+Said = Callable[[str], None]
+"""Told a line that a person should read."""
+Progress = Callable[[float, str], None]
+"""Told the share of everything that is done, and what is being done."""
+
+
+@dataclass(eq=False)
+class Collector:
+    """Cases in a directory that other processes may work in too."""
+
+    home: Path
+    setting: Setting
+    said: Said
+    progress: Progress
+    needed: dict[str, CasePlan] = field(default_factory=dict, init=False)
+    _done: set[str] = field(default_factory=set, init=False)
+    _failures: dict[str, Exception] = field(default_factory=dict, init=False)
+
+    def expect(self, cases: Iterable[Case]) -> None:
+        """All cases that will be asked for, so that their share of the work is known."""
+        orders = (case.order(self.setting) for case in cases)
+        self.needed = {order.key: order for order in orders}
+
+    def ahead(self) -> None:
+        """Compute all cases that no other process is at. What fails is kept for those who ask for it."""
+        for order in self.needed.values():
+            try:
+                self._computed(order, wait=False)
+            except Exception as error:  # whatever it was, hours of other work must not be lost for it
+                self._failures[order.key] = error
+
+    def finished(self, case: Case) -> Finished:
+        """The case, waited for if another process is at it."""
+        order = case.order(self.setting)
+        if order.key in self._failures:
+            raise self._failures[order.key]
+        finished = self._computed(order, wait=True)
+        assert finished is not None
+        return finished
+
+    def _computed(self, order: CasePlan, *, wait: bool) -> Finished | None:
+        """The case; None if it is left to another process."""
+        finished = find_case(order, self.home)
+        if finished is None:
+            finished = run_case(order, self.setting.means, self.home, told=self._teller(order), wait=wait)
+            if finished is not None:
+                self.said(case_line(finished.record))
+        if finished is not None:
+            self._done.add(order.key)
+        return finished
+
+    def _teller(self, order: CasePlan) -> Callable[[float], None]:
+        before = sum(expected_seconds(self.needed[key]) for key in self._done)
+        everything = sum(map(expected_seconds, self.needed.values()))
+        own, cuts = expected_seconds(order), (*order.target.cuts, *order.attack.cuts)
+        begun: list[bool] = []
+
+        def told(share: float) -> None:
+            if cuts and not begun:
+                self.said(f"  {order.preset}: cut: {'; '.join(cuts)}")
+            begun.append(True)
+            self.progress((before + share * own) / everything, order.preset)
+
+        return told
+
+
+def case_line(record: CaseRecord) -> str:
+    """Counts and seconds in a line."""
+    count = record.good
+    held_out = "unknown" if count.held_out is None else count.held_out
+    return (
+        f"  {record.preset} ({record.attack}): {count.train} of {record.n} good, held-out {held_out}, "
+        f"noise {count.noise}; training {record.training.seconds:.0f} s, attack {record.attack_seconds:.0f} s"
+    )
+
+
+def expected_seconds(order: CasePlan) -> float:
+    """Roughly, on one core, at the scale cpu; other scales are in proportion."""
+    n, epochs = order.target.data.n, order.target.recipe.epochs
+    if order.attack.name in ("inversion", "weights"):  # of targets that other cases have trained
+        return engine_seconds(order.target) if order.attack.name == "inversion" else 5.0
+    training = 0.6 * n if order.target.recipe.flow is not None else min(epochs, 36_000) * (5e-3 + 7e-5 * n)
+    return training + engine_seconds(order.target)

@@ -1,0 +1,294 @@
+"""Every figure and table of the papers by its name: the cases it needs, how it is drawn, what the paper says."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engram.core.errors import ConfigError
+from engram.papers.attacks import RECIPES
+from engram.papers.cases import Case
+from engram.papers.drawings import (
+    Draw,
+    around_threshold,
+    baselines,
+    decay_scatters,
+    first_kernels,
+    galleries,
+    good_words,
+    inverted_images,
+    no_figure,
+    over_classes,
+    over_decay,
+    over_kernels,
+    own_figures,
+    scatters,
+    together,
+    weight_images,
+)
+from engram.papers.records import CaseRecord
+from engram.training.presets import CHANNELS, DECAYS, KERNELS, Scale
+
+AS_PUBLISHED = "as published"
+Judge = Callable[[Sequence[CaseRecord]], tuple[str, str]]
+"""What the records of the cases say, and how that stands beside the paper."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper in short, and how ours is made from the records of the cases."""
+
+    what: str
+    paper: str
+    judge: Judge
+
+    def judged(self, records: Sequence[CaseRecord]) -> dict[str, str]:
+        here, beside = self.judge(records)
+        return {"what": self.what, "paper": self.paper, "here": here, "beside": beside}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One figure or table."""
+
+    id: str
+    title: str
+    cases: tuple[Case, ...]
+    draw: Draw = no_figure
+    claims: tuple[Claim, ...] = ()
+    few_cases: tuple[Case, ...] = ()
+    """What smaller scales take instead of all cases."""
+
+    def cases_at(self, scale: Scale) -> tuple[Case, ...]:
+        return self.few_cases if self.few_cases and scale != "paper" else self.cases
+
+    def cuts_at(self, scale: Scale) -> tuple[str, ...]:
+        few, many = len(self.cases_at(scale)), len(self.cases)
+        return (f"{few} targets instead of {many}",) if few < many else ()
+
+    @property
+    def stem(self) -> str:
+        """The name of its files."""
+        return self.id.replace("/", "-")
+
+
+def cases(*presets: str) -> tuple[Case, ...]:
+    """The presets under the attack of the setting."""
+    return tuple(Case(preset) for preset in presets)
+
+
+def count_at(place: int, *, low: float = 0, high: float = math.inf) -> Judge:
+    """The count of the case at that place, beyond held-out; the paper has `low` to `high`."""
+
+    def judge(records: Sequence[CaseRecord]) -> tuple[str, str]:
+        record = records[place]
+        count = recovered(record)
+        beside = AS_PUBLISHED
+        if count < low:
+            beside = f"{low - count:g} fewer"
+        elif count > high:
+            beside = f"{count - high:g} more"
+        return good_words(record), beside
+
+    return judge
+
+
+def recovered(record: CaseRecord) -> float:
+    """Good images beyond held-out; all of them where no image could be held out."""
+    return float(record.good.train if record.good.excess is None else record.good.excess)
+
+
+_DEPTHS = ("cifar500-100-100", "cifar500-1000-500-100", "cifar500-1000-500-100-50", "cifar500-biases")
+_FIG4 = cases("cifar50", "cifar100", "cifar500", "cifar1000", *_DEPTHS)
+_TABLE2 = cases("cifar10-standard", "cifar50-standard", "cifar500-sgd", "cifar500-early", "mnist500-early")
+_BASELINES = tuple(
+    Case(preset, attack) for attack in ("inversion", "weights") for preset in ("circle", "cifar500", "mnist500")
+)
+
+
+def _both_ways(preset: str) -> tuple[Case, ...]:
+    """Engine and published scheme, whatever the recipe: the standard start is the papers' open problem."""
+    return tuple(Case(preset, attack) for attack in RECIPES)
+
+
+HAIM: tuple[Experiment, ...] = (
+    Experiment("haim/fig1", "CIFAR-10, 50 images", cases("cifar50"), galleries()),
+    Experiment(
+        "haim/fig2",
+        "Two dimensions: 20 points on the circle",
+        (Case("circle", "circle"),),
+        own_figures,
+        (Claim("points recovered", "all 20", count_at(0, low=20)),),
+    ),
+    Experiment("haim/fig3", "CIFAR-10 and MNIST, 500 images", cases("cifar500", "mnist500"), galleries()),
+    Experiment("haim/fig4", "SSIM against output: numbers of images, architectures", _FIG4, scatters()),
+    Experiment("haim/table1", "Losses and test accuracy of the targets of Figure 4", _FIG4),
+    Experiment(
+        "haim/fig5",
+        "Other ways of looking: model inversion and first-layer weights",
+        _BASELINES,
+        baselines,
+        (
+            Claim("points that inversion finds", "7 of 20", count_at(0, low=7, high=7)),
+            Claim("images of CIFAR-10 that inversion finds", "none: blurred classes", count_at(1, high=0)),
+            Claim("images of MNIST that inversion finds", "none: blurred classes", count_at(2, high=0)),
+            Claim("weights like images of CIFAR-10", "3 or 4 at the most", count_at(4, high=4)),
+            Claim("weights like images of MNIST", "3 or 4 at the most", count_at(5, high=4)),
+        ),
+    ),
+    *(
+        Experiment(f"haim/fig{6 + place}", f"The 45 best of {preset}", cases(preset), galleries())
+        for place, preset in enumerate(("cifar100", "cifar1000", *_DEPTHS))
+    ),
+    Experiment("haim/fig12", "Model inversion, CIFAR-10", (Case("cifar500", "inversion"),), inverted_images),
+    Experiment("haim/fig13", "Model inversion, MNIST", (Case("mnist500", "inversion"),), inverted_images),
+    Experiment("haim/fig14", "First-layer weights, CIFAR-10", (Case("cifar500", "weights"),), weight_images),
+    Experiment("haim/fig15", "First-layer weights, MNIST", (Case("mnist500", "weights"),), weight_images),
+    Experiment("haim/table2", "Beyond the theory: standard start, mini-batches, fewer epochs", _TABLE2),
+    Experiment("haim/fig16", "SSIM against output for the targets of Table 2", _TABLE2, scatters(columns=5)),
+    Experiment("haim/fig17", "Standard start, 10 images", _both_ways("cifar10-standard"), galleries(best=10)),
+    Experiment("haim/fig18", "Standard start, 50 images", _both_ways("cifar50-standard"), galleries(best=10)),
+    Experiment("haim/fig19", "10,000 epochs, CIFAR-10", cases("cifar500-early"), galleries()),
+    Experiment("haim/fig20", "10,000 epochs, MNIST", cases("mnist500-early"), galleries()),
+    Experiment("haim/fig21", "Mini-batches of 50, CIFAR-10", cases("cifar500-sgd"), galleries()),
+)
+
+
+def _ratio(at_least: float) -> Judge:
+    """Of the counts with the most classes and with two; the paper has `at_least` that."""
+
+    def judge(records: Sequence[CaseRecord]) -> tuple[str, str]:
+        two, ten = (recovered(records[place]) for place in (0, -1))
+        holds = ten > at_least * max(two, 0)
+        times = f": {ten / two:.1f} times" if two > 0 else ""
+        return f"{ten:g} to {two:g} beyond held-out{times}", AS_PUBLISHED if holds else "less than published"
+
+    return judge
+
+
+def _best_decay(records: Sequence[CaseRecord]) -> tuple[str, str]:
+    """The best count among decays beside that of the small start."""
+    none = next(recovered(record) for record in records if record.preset == "cifar100-init1e-3")
+    decayed = [record for record in records if record.preset.startswith("decay-") and record.preset != "decay-0"]
+    best = max(decayed, key=recovered)
+    said = f"{recovered(best):g} ({best.preset}) to {none:g}, beyond held-out"
+    return said, AS_PUBLISHED if recovered(best) > none else "not so here"
+
+
+def _by_kernel(records: Sequence[CaseRecord]) -> tuple[str, str]:
+    """With 32 channels."""
+    counts = {record.preset: recovered(record) for record in records if record.preset.endswith("x32")}
+    first, *middle, last = counts.values()
+    holds = min(middle) < min(first, last)
+    said = ", ".join(f"{preset}: {count:g}" for preset, count in counts.items())
+    return said, AS_PUBLISHED if holds else "not so here"
+
+
+_COUNTS = (2, 3, 4, 5)
+_PER_CLASS = cases(*(f"classes{count}x50" for count in _COUNTS), "classes10")
+_FIXED = cases(*(f"classes{count}" for count in (*_COUNTS, 10)))
+_LOSSES = ("l2", "l2.5", "huber")
+_DECAYED = cases(*(f"decay-{value}" for value in DECAYS))
+_KERNELS = cases(*(f"conv{k}x{c}" for k in KERNELS for c in CHANNELS))
+_FEW_KERNELS = cases(*(f"conv{k}x{c}" for k in KERNELS for c in (8, 32)))
+
+BUZAGLO: tuple[Experiment, ...] = (
+    Experiment(
+        "buzaglo/fig3",
+        "Numbers of classes, 50 images each",
+        _PER_CLASS,
+        over_classes,
+        (Claim("good of 10 classes to good of 2", "rises with the classes", _ratio(1)),),
+    ),
+    Experiment(
+        "buzaglo/fig4",
+        "Regression losses: the ten best of each",
+        cases(*(f"cifar300-{loss}" for loss in _LOSSES)),
+        galleries(best=10, columns=10),
+    ),
+    Experiment(
+        "buzaglo/fig5",
+        "Weight decay, 2 classes of 50",
+        (*_DECAYED, *cases("cifar100-init1e-3", "decay-0")),
+        over_decay({"cifar100-init1e-3": "no decay, start 1e-3", "decay-0": "no decay, standard start"}),
+        (Claim("the best decay to none with start 1e-3", "well above for some values", _best_decay),),
+    ),
+    Experiment("buzaglo/fig6", "A convolutional network: conv(3, 32)", cases("conv3x32"), galleries()),
+    Experiment("buzaglo/fig8", "Pairs around SSIM 0.4", cases("cifar500"), around_threshold),
+    Experiment(
+        "buzaglo/fig9",
+        "Weight decay with the start of the first paper for a baseline",
+        (*_DECAYED, *cases("cifar100", "cifar100-init1e-3")),
+        over_decay({"cifar100": "no decay, start 1e-4", "cifar100-init1e-3": "no decay, start 1e-3"}),
+    ),
+    Experiment(
+        "buzaglo/fig10",
+        "Numbers of classes, 500 images in all",
+        _FIXED,
+        over_classes,
+        (Claim("good of 10 classes to good of 2", "more than 6 times", _ratio(6)),),
+    ),
+    *(
+        Experiment(f"buzaglo/fig{11 + place}", f"Regression: {loss}", cases(f"cifar300-{loss}"), galleries())
+        for place, loss in enumerate(_LOSSES)
+    ),
+    Experiment("buzaglo/fig14", "Weight decay: SSIM against output, and errors", _DECAYED, decay_scatters),
+    Experiment(
+        "buzaglo/fig15",
+        "Kernel sizes and channels",
+        _KERNELS,
+        over_kernels,
+        (Claim("good ones over the kernel sizes", "falls for middle ones, rises again at 32", _by_kernel),),
+        few_cases=_FEW_KERNELS,
+    ),
+    Experiment("buzaglo/fig16", "The kernels of conv(3, 32)", cases("conv3x32"), first_kernels),
+    Experiment(
+        "buzaglo/fig17",
+        "CIFAR-100, 5,000 images, 10000-10000",
+        cases("cifar100-large"),
+        together(galleries(), scatters(part="scatter")),
+        (Claim("good reconstructions", "a few dozen", count_at(0, low=24)),),
+        few_cases=cases("cifar100-large", "cifar100-hour"),
+    ),
+)
+
+
+CATALOGUE: dict[str, Experiment] = {experiment.id: experiment for experiment in (*HAIM, *BUZAGLO)}
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the papers print of a target: training loss, test accuracy, test loss."""
+
+    loss: float | None = None
+    accuracy: float | None = None
+    test_loss: float | None = None
+
+
+PUBLISHED: dict[str, Published] = {
+    "cifar50": Published(1.5e-6, 0.72, 2.14),
+    "cifar100": Published(2.0e-6, 0.74, 2.41),
+    "cifar500": Published(4.0e-6, 0.78, 2.09),
+    "cifar1000": Published(5.5e-6, 0.79, 1.96),
+    "cifar500-100-100": Published(3.0e-7, 0.77, 2.72),
+    "cifar500-1000-500-100": Published(1.2e-7, 0.78, 3.14),
+    "cifar500-1000-500-100-50": Published(8.4e-7, 0.77, 2.57),
+    "cifar500-biases": Published(4.3e-6, 0.77, 2.12),
+    "mnist500": Published(accuracy=0.88),
+    "cifar10-standard": Published(8.3e-7, 0.71, 1.68),
+    "cifar50-standard": Published(1.5e-6, 0.74, 1.72),
+    "cifar500-sgd": Published(4.0e-6, 0.77, 2.21),
+    "cifar500-early": Published(0.0039, 0.77, 1.22),
+    "mnist500-early": Published(0.014, 0.87, 0.55),
+}
+
+
+def experiment_named(name: str) -> Experiment:
+    """The experiment of that id."""
+    if name not in CATALOGUE:
+        close = difflib.get_close_matches(name, CATALOGUE, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise ConfigError(f"there is no experiment {name!r}; {hint}see them with `engram reproduce --list`")
+    return CATALOGUE[name]

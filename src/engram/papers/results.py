@@ -1,0 +1,324 @@
+"""Page and Markdown of the experiments in a directory, the papers' numbers beside ours, from their JSON alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from engram.core import files
+from engram.core.errors import CheckpointError
+from engram.papers.catalogue import AS_PUBLISHED, CATALOGUE
+from engram.papers.records import GOOD, NEAR
+from engram.papers.runner import read_records
+from engram.papers.trends import trends_table
+from engram.render.figures import is_chart
+from engram.render.html import Cell, Exhibit, Table, render_papers
+
+SEARCH_FILE = Path("search", "search.json")
+"""In the directory of the experiments."""
+SEARCH_COMMAND = "python -m benchmarks.search_100 --out DIR/search"
+HEADS = ["attack", "good (held-out)", "NCC > 0.8 (held-out)", "top-10 SSIM", "candidates", "seconds of computing"]
+
+
+def read_search(home: Path) -> dict[str, Any] | None:
+    """The comparison if it was made in that directory."""
+    return files.read_json(home / SEARCH_FILE) if (home / SEARCH_FILE).exists() else None
+
+
+def search_table(result: dict[str, Any]) -> Table:
+    """The pool of all runs, the run that was judged best without data, and the engine."""
+    searched, engine = result["search"], result["engine"]
+    runs = searched["counts_of_trials"]["complete"]
+    seconds = searched["seconds_of_all_trials"]
+    return Table(
+        HEADS,
+        [
+            _row(f"published scheme, {runs} runs pooled", searched["pooled"], seconds),
+            _row("the run of them judged best blind", searched["best_trial_judged_blind"], seconds),
+            _row("engine, one run", engine, engine["seconds"]),
+        ],
+        caption="What the papers' search adds to one run of the engine.",
+    )
+
+
+def search_notes(result: dict[str, Any]) -> list[str]:
+    """What it is about, what the search adds, and what was cut."""
+    return [
+        f"{result['network']}, {result['data']['n']} images of {result['data']['name']}.",
+        f"Good images that the pool has and the engine has not: {result['good_in_the_search_alone']}.",
+        *result["cuts"],
+    ]
+
+
+def _row(name: str, part: dict[str, Any], seconds: float) -> list[str]:
+    top = part["top10_mean"].get("ssim")
+    good, alike = (part["counts"][metric] for metric in ("ssim>0.4", "ncc>0.8"))
+    return [
+        name,
+        f"{good['train']} ({good['held_out']})",
+        f"{alike['train']} ({alike['held_out']})",
+        "–" if top is None else f"{top:.3f}",
+        f"{part['candidates']:,}",
+        f"{seconds:,.0f}",
+    ]
+
+
+Record = Mapping[str, Any]
+ACCURACY_TOLERANCE = 0.02
+COUNT_HEADS = (
+    "target",
+    "n",
+    "network",
+    "good",
+    "held-out",
+    "from noise",
+    "NCC > 0.8 (held-out)",
+    "top-10 SSIM",
+    "candidates",
+    "training s",
+    "attack s",
+)
+QUALITY_HEADS = (
+    "target",
+    "train loss: paper",
+    "here",
+    "test accuracy: paper",
+    "here",
+    "test loss: paper",
+    "here",
+    "beside the paper",
+)
+CLAIM_HEADS = ("what", "paper", "here", "beside the paper")
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One experiment as a person reads it."""
+
+    record: Record
+    tables: Sequence[Table]
+    notes: Sequence[str]
+
+    @property
+    def title(self) -> str:
+        return f"{self.record['id']}: {self.record['title']}"
+
+
+def chapter(record: Record) -> Chapter:
+    """Tables and notes of one record."""
+    if record["failed"] is not None:
+        return Chapter(record, (), (f"Failed: {record['failed']}",))
+    rows = record["rows"]
+    tables = [Table(COUNT_HEADS, [_count_cells(row) for row in rows], "Images that came back, beside their nulls")]
+    published = [row for row in rows if any(value is not None for value in row["published"].values())]
+    if published:
+        cells = [_quality_cells(row) for row in published]
+        tables.append(Table(QUALITY_HEADS, cells, "The targets: paper and here"))
+    if record["claims"]:
+        cells = [[claim[name] for name in ("what", "paper", "here", "beside")] for claim in record["claims"]]
+        tables.append(Table(CLAIM_HEADS, cells, "What the paper says"))
+    cuts = [f"{cut}." for cut in record["cuts"]]
+    cuts += [f"{row['preset']}: {'; '.join(row['cuts'])}." for row in rows if row["cuts"]]
+    return Chapter(record, tables, cuts)
+
+
+def _count_cells(row: Record) -> list[Cell]:
+    counts = row["counts"]
+    good, alike = counts[GOOD if GOOD in counts else NEAR], counts.get("ncc>0.8")
+    seconds = f"{row['attack_seconds']:.0f}" + (" or more" if row["resumed"] else "")
+    return [
+        f"{row['preset']} ({row['attack']})",
+        row["n"],
+        row["network"],
+        good["train"],
+        good["held_out"],
+        good["noise"],
+        None if alike is None else f"{alike['train']} ({alike['held_out']})",
+        row["top10"] if GOOD in counts else None,
+        row["candidates"],
+        round(row["training"]["seconds"]),
+        seconds,
+    ]
+
+
+def _quality_cells(row: Record) -> list[Cell]:
+    paper, here = row["published"], row["training"]
+    return [
+        row["preset"],
+        paper["loss"],
+        here["loss"],
+        _percent(paper["accuracy"]),
+        _percent(here["test_accuracy"]),
+        paper["test_loss"],
+        here["test_loss"],
+        accuracy_remark(paper["accuracy"], here["test_accuracy"], row["cuts"]),
+    ]
+
+
+def accuracy_remark(paper: float | None, here: float | None, cuts: Sequence[str]) -> str | None:
+    """How the test accuracy compares, and where it falls short what was cut.
+
+    >>> accuracy_remark(0.78, 0.775, []), accuracy_remark(0.78, 0.81, [])
+    ('as published', '3.0 points above')
+    >>> accuracy_remark(0.78, 0.70, ["fewer epochs"])
+    '8.0 points short; cut: fewer epochs'
+    """
+    if paper is None or here is None:
+        return None
+    if abs(here - paper) <= ACCURACY_TOLERANCE:
+        return AS_PUBLISHED
+    if here > paper:
+        return f"{100 * (here - paper):.1f} points above"
+    return f"{100 * (paper - here):.1f} points short" + (f"; cut: {'; '.join(cuts)}" if cuts else "")
+
+
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{100 * share:.1f} %"
+
+
+def markdown(
+    records: Sequence[Record],
+    trends: Table | None,
+    figures: Mapping[str, Sequence[tuple[str, bool]]],
+    search: dict[str, Any] | None = None,
+) -> str:
+    """The whole of docs/results.md.
+
+    `figures` has for each id the names of its figures and whether each lies in the folder `figures` beside it;
+    `search` is what `searched.read_search` found.
+    """
+    parts = ["# Results", _preamble(records), "## Beside the papers", _bullets(beside(records))]
+    if trends is not None:
+        parts += ["## Published trends", _markdown_table(trends)]
+    for one in map(chapter, records):
+        parts += [f"## {one.title}", f"`{one.record['command']}`, commit {', '.join(_commits(one.record))}"]
+        parts += [_markdown_table(table) for table in one.tables]
+        parts += [_figure(name, lies_here) for name, lies_here in figures[one.record["id"]]]
+        if one.notes:
+            parts.append(_bullets(one.notes))
+    if search is not None:
+        parts += ["## The papers' search", f"`{SEARCH_COMMAND}`"]
+        parts += [_markdown_table(search_table(search)), _bullets(search_notes(search))]
+    return "\n\n".join(parts) + "\n"
+
+
+def beside(records: Sequence[Record]) -> list[str]:
+    """How much is as published, and each number that is not, with what was cut; failures in any case."""
+    failed = [f"{record['id']} failed: {record['failed']}" for record in records if record["failed"] is not None]
+    if any(record["scale"] == "smoke" for record in records):
+        return ["Not compared: scale smoke shows that everything runs, and its numbers mean nothing.", *failed]
+    remarks: dict[str, str] = {}  # cases are shared, so each is said once
+    for record in records:
+        for row in record.get("rows", ()):
+            published, here = row["published"]["accuracy"], row["training"]["test_accuracy"]
+            remark = accuracy_remark(published, here, row["cuts"])
+            if remark is not None:
+                remarks[f"{row['preset']}, test accuracy"] = remark
+        for claim in record.get("claims", ()):
+            said = f"{claim['beside']}; the paper: {claim['paper']}; here: {claim['here']}"
+            remarks[f"{record['id']}, {claim['what']}"] = (
+                claim["beside"] if claim["beside"] == AS_PUBLISHED else said
+            )
+    same = sum(remark == AS_PUBLISHED for remark in remarks.values())
+    other = [f"{what}: {remark}" for what, remark in remarks.items() if remark != AS_PUBLISHED]
+    return [f"{same} of {len(remarks)} numbers and statements of the papers are as published.", *other, *failed]
+
+
+def _preamble(records: Sequence[Record]) -> str:
+    scales = ", ".join(sorted({record["scale"] for record in records}))
+    rows = {row["key"]: row for record in records for row in record.get("rows", ())}.values()
+    hours = sum(row["training"]["seconds"] + row["attack_seconds"] for row in rows) / 3600
+    attacks = [row["attack_seconds"] for row in rows if row["attack"] == records[0]["recipe"]]
+    lines = [
+        "Made by `engram reproduce results` from the JSON of the runs; not edited by hand.",
+        f"Experiments: {len(records)}, at scale {scales}; targets and attacks: {len(rows)}, {hours:.2g} hours.",
+        "Good is SSIM > 0.4 (points of the plane: within 0.1). Held-out counts the same for images that the "
+        "network never saw; what was recovered is what goes beyond. The papers print no such null.",
+    ]
+    if attacks:
+        lines.append(
+            f"An attack took {median(attacks):.0f} s (median); the papers tell of 20 to 30 minutes on a V100 for "
+            "each of 100 runs a target."
+        )
+    return " ".join(lines)
+
+
+def _commits(record: Record) -> list[str]:
+    """Of the code that computed the cases, which may have been drawn again since."""
+    return sorted({row["commit"] or "unknown" for row in record.get("rows", [record])})
+
+
+def _figure(name: str, lies_here: bool) -> str:
+    if lies_here:
+        return f"![{name.removesuffix('.png')}](figures/{name})"
+    return f"Figure: `DIR/figures/{name}`, which shows images of the data set and is therefore not kept here."
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _markdown_table(table: Table) -> str:
+    from engram.render.html import shown
+
+    def line(cells: Sequence[Cell]) -> str:
+        return "| " + " | ".join(shown(cell).replace("|", "\\|") for cell in cells) + " |"
+
+    return "\n".join([line(table.heads), "|" + "---|" * len(table.heads), *map(line, table.rows)])
+
+
+PAGE_FILE, MARKDOWN_FILE = "index.html", "results.md"
+
+
+def publish(home: Path, markdown_path: Path | None = None) -> tuple[Path, Path]:
+    """Write the page into the directory and the Markdown beside it, or where it is wanted; tell where they are."""
+    records = read_records(home, CATALOGUE)
+    try:
+        table = trends_table(records)
+        exhibits = [_exhibit(record, home / "figures") for record in records]
+        lead = f"{len(records)} figures and tables, scale {records[0]['scale']}; each beside what the paper says."
+        html = render_papers("The papers' figures and tables", lead, beside(records), table, exhibits)
+        text = markdown_path or home / MARKDOWN_FILE
+        kept = {record["id"]: _figures_beside(text, record, home / "figures") for record in records}
+        said = markdown(records, table, kept, read_search(home))
+    except (KeyError, TypeError, OSError) as error:
+        raise CheckpointError(
+            f"{home} holds a damaged experiment ({type(error).__name__}: {error}); run it again, "
+            "which computes nothing that is finished"
+        ) from error
+    page = home / PAGE_FILE
+    files.write_bytes(page, html.encode())
+    files.write_bytes(text, said.encode())
+    return page, text
+
+
+def _exhibit(record: Record, figures: Path) -> Exhibit:
+    one = chapter(record)
+    pictures = [
+        (f"{record['id']} {part}".strip(), (figures / name).read_bytes()) for part, name in _named(record).items()
+    ]
+    anchor = record["id"].replace("/", "-")
+    return Exhibit(anchor, one.title, record["command"], pictures, one.tables, one.notes)
+
+
+def _named(record: Record) -> dict[str, str]:
+    """File names of the figures by part."""
+    return {} if record["failed"] is not None else dict(record["figures"])
+
+
+def _figures_beside(text: Path, record: Record, figures: Path) -> list[tuple[str, bool]]:
+    """Names of the figures and whether each lies in `figures` beside the Markdown, where charts are copied.
+
+    Other figures show images of the data set, which are nobody's to hand on with a document.
+    """
+    names, own = _named(record).values(), text.parent / "figures"
+    if own.resolve() == figures.resolve():
+        return [(name, True) for name in names]
+    contents = {name: (figures / name).read_bytes() for name in names}
+    charts = {name: content for name, content in contents.items() if is_chart(content)}
+    for name, content in charts.items():
+        files.write_bytes(own / name, content)
+    return [(name, name in charts) for name in names]

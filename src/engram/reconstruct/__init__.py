@@ -1,1 +1,0 @@
-"""3-5  Reconstruct: from an AttackerView to candidates."""

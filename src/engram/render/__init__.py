@@ -1,0 +1,1 @@
+"""Rendering: finished numbers as HTML, SVG and PNG; nothing is computed here."""

@@ -1,1 +1,0 @@
-"""7  Report: numbers as records, then figures."""

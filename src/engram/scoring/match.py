@@ -1,0 +1,211 @@
+"""Which candidate belongs to which image: everyone's nearest, or each candidate at most once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from engram.core.errors import require
+from engram.scoring.metrics import require_same_shape
+from engram.scoring.protocols import ScoringProtocol
+from engram.scoring.table import MatchTable
+from engram.scoring.voting import Progress, Scorer, all_scores, image_blocks, vote_average
+
+LARGEST_MATRIX = 50_000_000
+"""Entries of the largest matrix `one_to_one` takes: 400 MB in the float64 that scipy works in."""
+
+UNMATCHED = -1
+
+
+def nearest(scores: Tensor) -> Tensor:
+    """Each image's best candidate; a candidate may serve several images. scores [n, m] -> [n].
+
+    >>> nearest(torch.tensor([[0.9, 0.8], [0.7, 0.1]]))
+    tensor([0, 0])
+    """
+    require(scores.ndim == 2 and scores.shape[1] > 0, "scores", "must be [n, m] with m > 0", tuple(scores.shape))
+    return scores.argmax(1)
+
+
+def one_to_one(scores: Tensor) -> Tensor:
+    """The assignment of largest total score that uses no candidate twice. scores [n, m] -> [n].
+
+    With fewer candidates than images, m < n, the n - m images left over get -1.
+
+    >>> one_to_one(torch.tensor([[0.9, 0.8], [0.7, 0.1]]))
+    tensor([1, 0])
+    >>> one_to_one(torch.tensor([[0.1], [0.7]]))
+    tensor([-1,  0])
+    """
+    require(scores.ndim == 2 and scores.shape[1] > 0, "scores", "must be [n, m] with m > 0", tuple(scores.shape))
+    require_assignable(*scores.shape)
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(scores.detach().cpu().double().numpy(), maximize=True)
+    assigned = torch.full((len(scores),), UNMATCHED, dtype=torch.int64)
+    assigned[torch.from_numpy(rows)] = torch.from_numpy(columns)
+    return assigned.to(scores.device)
+
+
+def require_assignable(images: int, candidates: int) -> None:
+    """Refuse, before any work, an assignment too large to hold."""
+    require(
+        images * candidates <= LARGEST_MATRIX,
+        "one-to-one assignment",
+        f"takes at most {LARGEST_MATRIX:,} image-candidate pairs",
+        f"{images:,} images × {candidates:,} candidates",
+        'use assignment="nearest", or score fewer candidates',
+    )
+
+
+Assignment = Literal["nearest", "one-to-one"]
+
+PIXEL_TOLERANCE = 1e-4
+"""Rounding allowed in pixels that went through mean subtraction and back."""
+
+
+@torch.no_grad()
+def score(
+    candidates: Tensor,
+    images: Tensor,
+    mean: Tensor,
+    *,
+    protocol: ScoringProtocol,
+    assignment: Assignment = "nearest",
+    labels: Tensor | None = None,
+    model_outputs: Tensor | None = None,
+    progress: Progress | None = None,
+) -> MatchTable:
+    """Find, for every image, its reconstruction among the candidates, and measure it.
+
+    candidates [m, *shape] in network coordinates (mean subtracted); images [n, *shape] in [0, 1];
+    mean [*shape]; labels and model_outputs [n, ...] are only carried into the table.
+
+    "nearest" lets a candidate serve several images and votes as the protocol says. "one-to-one" uses each
+    candidate at most once and so does not vote: averaging would share candidates again.
+
+    >>> from engram.matching import VectorProtocol
+    >>> points = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    >>> table = score(points.flip(0), points, torch.zeros(2), protocol=VectorProtocol())
+    >>> table.candidate, table.count("relative_l2", 0.1)
+    (tensor([1, 0]), 2)
+    """
+    _check(candidates, images, mean, protocol, assignment, labels, model_outputs)
+    dtype = torch.promote_types(torch.promote_types(candidates.dtype, images.dtype), torch.float32)
+    images, mean = images.to(dtype), mean.to(images.device, dtype)
+    originals = images - mean
+    scorer = protocol.scorer(originals)
+    find = _assigned if assignment == "one-to-one" else _nearest
+    found = find(scorer, candidates, protocol, progress)
+    measures = protocol.measure(found.averages, images, mean)
+    unmatched = found.candidate < 0
+    return MatchTable(
+        sample=torch.arange(len(images), device=images.device),
+        candidate=found.candidate,
+        votes=found.votes,
+        distance=protocol.distance(found.scores, originals),
+        reconstruction=_blank(measures.reconstruction, unmatched, 0.0),
+        ssim=None if measures.ssim is None else _blank(measures.ssim, unmatched),
+        ncc=None if measures.ncc is None else _blank(measures.ncc, unmatched),
+        relative_l2=None if measures.relative_l2 is None else _blank(measures.relative_l2, unmatched),
+        label=labels,
+        model_output=model_outputs,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """Each image's candidate (-1 for none), its score (NaN for none), the average of the voters, their number."""
+
+    candidate: Tensor
+    scores: Tensor
+    averages: Tensor
+    votes: Tensor
+
+
+def _nearest(scorer: Scorer, candidates: Tensor, protocol: ScoringProtocol, progress: Progress | None) -> _Found:
+    """The nearest candidates and their vote, one block of images after the other."""
+    blocks = image_blocks(len(scorer), len(candidates))
+    parts = []
+    for done, images in enumerate(blocks):
+        told = None if progress is None else _share(progress, done, len(blocks))
+        parts.append(_nearest_of_block(scorer.only(images), candidates, protocol, told))
+    return _Found(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _nearest_of_block(
+    scorer: Scorer, candidates: Tensor, protocol: ScoringProtocol, progress: Progress | None
+) -> tuple[Tensor, ...]:
+    """The columns of `_Found`; a function by itself, so that its scores are gone before the next block's come."""
+    scores = all_scores(scorer, candidates, progress=progress)
+    best, chosen = scores.max(1)
+    floor = protocol.floor(best)
+    if floor is None:
+        return chosen, best, *_alone(candidates, chosen, protocol, scores)
+    return chosen, best, *vote_average(candidates, scores, floor, prepare=protocol.prepare)
+
+
+def _assigned(scorer: Scorer, candidates: Tensor, protocol: ScoringProtocol, progress: Progress | None) -> _Found:
+    """Each image's own candidate."""
+    scores = all_scores(scorer, candidates, progress=progress)
+    chosen = one_to_one(scores)
+    own = scores.gather(1, chosen.clamp(min=0)[:, None]).squeeze(1)
+    return _Found(chosen, _blank(own, chosen < 0), *_alone(candidates, chosen, protocol, scores))
+
+
+def _alone(candidates: Tensor, chosen: Tensor, protocol: ScoringProtocol, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Averages and votes where each image's one candidate speaks alone."""
+    picked = candidates[chosen.clamp(min=0).to(candidates.device)].to(like)
+    return protocol.prepare(picked), (chosen >= 0).to(torch.int64)
+
+
+def _share(progress: Progress, done: int, blocks: int) -> Progress:
+    """Progress of block number `done` as a part of the whole."""
+    return lambda part, whole: progress(done * whole + part, blocks * whole)
+
+
+def _blank(values: Tensor, rows: Tensor, fill: float = torch.nan) -> Tensor:
+    """Overwrite the rows that got no candidate; a metric without a reconstruction is not a number."""
+    return values.masked_fill(rows.view(-1, *[1] * (values.ndim - 1)), fill)
+
+
+def _check(
+    candidates: Tensor,
+    images: Tensor,
+    mean: Tensor,
+    protocol: ScoringProtocol,
+    assignment: str,
+    labels: Tensor | None,
+    model_outputs: Tensor | None,
+) -> None:
+    require(len(candidates) > 0, "candidates", "must not be empty", tuple(candidates.shape))
+    require(len(images) > 0, "images", "must not be empty", tuple(images.shape))
+    require_same_shape(candidates, images, ("candidates", "images"))
+    require(
+        mean.shape == images.shape[1:],
+        "mean",
+        f"must have the shape of one image, {tuple(images.shape[1:])}",
+        tuple(mean.shape),
+        "give the training set's mean image, without a batch axis",
+    )
+    if protocol.images_only:
+        require(images.ndim == 4, "images", "must be [n, C, H, W]", tuple(images.shape), "use VectorProtocol()")
+        low, high = images.min().item(), images.max().item()
+        in_range = low >= -PIXEL_TOLERANCE and high <= 1 + PIXEL_TOLERANCE
+        require(
+            in_range,
+            "images",
+            "must have pixels in [0, 1]",
+            (low, high),
+            "give them without mean subtraction",
+        )
+    for name, column in (("labels", labels), ("model_outputs", model_outputs)):
+        fits = column is None or len(column) == len(images)
+        require(fits, name, f"must have one row for each of {len(images)} images", column is None or len(column))
+    known = assignment in ("nearest", "one-to-one")
+    require(known, "assignment", 'must be "nearest" or "one-to-one"', assignment)
+    if assignment == "one-to-one":
+        require_assignable(len(images), len(candidates))

@@ -1,0 +1,200 @@
+"""How alike two images are: distances that brightness and contrast do not change, and SSIM."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, pad
+
+from engram.core.errors import require
+
+
+def zscored(images: Tensor, per_channel: bool = False) -> Tensor:
+    """Flatten each image and z-score it: z = (x - mean(x)) / std(x), with std over d (not d - 1) values.
+
+    `per_channel` z-scores every channel by itself and then scales the whole image to mean square 1, which
+    changes something only where a channel is constant. A constant image has no z-score: it becomes zeros.
+
+    images [n, C, H, W] or [n, d] -> [n, d].
+
+    >>> zscored(torch.tensor([[0.0, 2.0], [5.0, 5.0]]))
+    tensor([[-1.,  1.],
+            [ 0.,  0.]])
+    """
+    images = _floating(images)
+    require(images.ndim >= 2, "images", "must be [n, C, H, W] or [n, d]", tuple(images.shape))
+    if not per_channel:
+        return _standardised(images.flatten(1))
+    require(
+        images.ndim == 4,
+        "images",
+        "must be [n, C, H, W] to be z-scored per channel",
+        tuple(images.shape),
+        "give vectors with per_channel=False",
+    )
+    return _unit_mean_square(_standardised(images.flatten(2)).flatten(1))
+
+
+def ncc(a: Tensor, b: Tensor, per_channel: bool = False) -> Tensor:
+    """Normalised cross-correlation of every image of `a` with every image of `b`.
+
+    ncc_ij = (1/d) sum_k z(a_i)_k z(b_j)_k, in [-1, 1]; 0 if either image is constant.
+
+    a [n, ...], b [m, ...] -> [n, m].
+
+    >>> ncc(torch.tensor([[0.0, 1.0]]), torch.tensor([[3.0, 7.0], [7.0, 3.0], [4.0, 4.0]]))
+    tensor([[ 1., -1.,  0.]])
+    """
+    require_same_shape(a, b)
+    za, zb = zscored(a, per_channel), zscored(b, per_channel)
+    dtype = torch.promote_types(za.dtype, zb.dtype)
+    return (za.to(dtype) @ zb.to(dtype).T / za.shape[1]).clamp(-1, 1)
+
+
+def zscored_distance(a: Tensor, b: Tensor, per_channel: bool = False) -> Tensor:
+    """Squared L2 distance between z-scored images, Eq. (16) of Buzaglo et al. 2023.
+
+    D_ij = || z(a_i) - z(b_j) ||² = 2 d (1 - ncc_ij) when neither is constant; a constant image is the zero
+    vector, so it is d away from every other image and 0 away from another constant one. The paper divides
+    by the standard deviation over d - 1 values: its distances are (d - 1) / d times these, same ranking.
+
+    a [n, ...], b [m, ...] -> [n, m].
+
+    >>> zscored_distance(torch.tensor([[0.0, 1.0]]), torch.tensor([[3.0, 7.0], [7.0, 3.0], [4.0, 4.0]]))
+    tensor([[0., 8., 2.]])
+    """
+    correlation = ncc(a, b, per_channel)
+    present_a = ~_constant(a.flatten(1)).flatten()  # [n]
+    present_b = ~_constant(b.flatten(1)).flatten()  # [m]
+    if per_channel:  # an image whose channels are each constant is the zero vector too
+        present_a, present_b = (~_constant(x.flatten(2)).all(1).flatten() for x in (a, b))
+    squared_norms = present_a.to(correlation)[:, None] + present_b.to(correlation)[None, :]
+    return a[0].numel() * (squared_norms - 2 * correlation)
+
+
+def half_resolution(images: Tensor) -> Tensor:
+    """Average 2x2 blocks of pixels, as the 2022 protocol does with CIFAR: [n, C, H, W] -> [n, C, H/2, W/2].
+
+    >>> half_resolution(torch.tensor([[[[1.0, 3.0], [5.0, 7.0]]]]))
+    tensor([[[[4.]]]])
+    """
+    even = images.ndim == 4 and images.shape[2] % 2 == 0 and images.shape[3] % 2 == 0
+    require(even, "images", "must be [n, C, H, W] with even H and W", tuple(images.shape), "crop or pad them")
+    return avg_pool2d(_floating(images), 2)
+
+
+def stretched(images: Tensor) -> Tensor:
+    """Map each image's minimum to 0 and maximum to 1 (all channels together); a constant image becomes zeros.
+
+    (x - min x) / (max x - min x), shapes [n, ...] -> [n, ...].
+
+    >>> stretched(torch.tensor([[-1.0, 0.0, 3.0], [2.0, 2.0, 2.0]]))
+    tensor([[0.0000, 0.2500, 1.0000],
+            [0.0000, 0.0000, 0.0000]])
+    """
+    flat = _floating(images).flatten(1)
+    low, high = _extremes(flat)
+    span = torch.where(high > low, high - low, torch.ones_like(low))
+    return ((flat - low) / span).view(images.shape)
+
+
+def require_same_shape(a: Tensor, b: Tensor, names: tuple[str, str] = ("a", "b")) -> None:
+    """Both batches must hold things of one shape; the message gives both."""
+    require(
+        a.ndim >= 2 and a.shape[1:] == b.shape[1:],
+        f"{names[0]} and {names[1]}",
+        "must hold images of one shape",
+        (tuple(a.shape), tuple(b.shape)),
+        "reshape one of them to [count, *image shape] of the other",
+    )
+
+
+def _floating(images: Tensor) -> Tensor:
+    """Float32 or float64 as it came; anything else as float32."""
+    return images if images.dtype in (torch.float32, torch.float64) else images.float()
+
+
+def _extremes(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest and largest along the last axis, [..., 1] each; torch's `aminmax` is eight times as slow."""
+    return rows.amin(-1, keepdim=True), rows.amax(-1, keepdim=True)
+
+
+def _constant(rows: Tensor) -> Tensor:
+    """Exact test, since the standard deviation of a constant is seldom exactly 0: [..., d] -> [..., 1]."""
+    low, high = _extremes(rows)
+    return low == high
+
+
+def _standardised(rows: Tensor) -> Tensor:
+    """Mean 0 and mean square 1 along the last axis; constant rows become 0.
+
+    Dividing by the largest entry first keeps the squares of tiny candidates from vanishing in float32. That entry
+    is an extreme of `rows`, since subtracting the mean keeps the order.
+    """
+    low, high = _extremes(rows)
+    mean = rows.mean(-1, keepdim=True)
+    peak = torch.where(low == high, torch.inf, torch.maximum(high - mean, mean - low))  # x / inf = 0
+    return _unit_mean_square((rows - mean).div_(peak))
+
+
+def _unit_mean_square(rows: Tensor) -> Tensor:
+    """Scale rows, in place, to mean square 1; zero rows stay zero."""
+    size = torch.linalg.vector_norm(rows, dim=-1, keepdim=True) / rows.shape[-1] ** 0.5
+    return rows.div_(torch.where(size > 0, size, torch.ones_like(size)))
+
+
+C1 = 0.01**2
+C2 = 0.03**2
+SIGMA = 1.5
+PAIRS_AT_ONCE = 64
+"""So few that the maps of a batch stay in the cache; 1024 take twice as long."""
+
+
+def ssim(a: Tensor, b: Tensor) -> Tensor:
+    """Mean structural similarity of each pair of images in [0, 1]: [n, C, H, W] twice -> [n].
+
+    >>> x = torch.linspace(0, 1, 16).view(1, 1, 4, 4)
+    >>> bool(torch.isclose(ssim(x, x), torch.ones(1)))
+    True
+    >>> black, white = torch.zeros(1, 1, 4, 4), torch.ones(1, 1, 4, 4)
+    >>> bool(torch.isclose(ssim(black, white), torch.tensor(C1 / (1 + C1))))
+    True
+    """
+    require_same_shape(a, b)
+    require(len(a) == len(b), "a and b", "must hold as many images", (tuple(a.shape), tuple(b.shape)))
+    if not len(a):
+        return a.new_zeros(0)
+    blocks = [slice(start, start + PAIRS_AT_ONCE) for start in range(0, len(a), PAIRS_AT_ONCE)]
+    return torch.cat([ssim_map(a[block], b[block]).mean((1, 2, 3)) for block in blocks])
+
+
+def ssim_map(a: Tensor, b: Tensor) -> Tensor:
+    """SSIM at every pixel and channel, [n, C, H, W] twice -> [n, C, H, W].
+
+    (2 mu_a mu_b + C1)(2 s_ab + C2) / ((mu_a² + mu_b² + C1)(s_aa + s_bb + C2)), where mu = w * x and
+    s_xy = w * (x y) - mu_x mu_y under the window w. The border is mirrored without repeating the edge pixel
+    (torch's 'reflect'); scikit-image repeats it, so the two agree only away from the border.
+    """
+    require_same_shape(a, b)
+    large_enough = a.ndim == 4 and min(a.shape[2:]) >= 2
+    require(large_enough, "images", "must be [n, C, H, W] with H and W at least 2", tuple(a.shape))
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    a, b = a.to(dtype), b.to(dtype)
+    mean_a, mean_b = _blurred(a), _blurred(b)
+    variance_a = _blurred(a * a) - mean_a**2
+    variance_b = _blurred(b * b) - mean_b**2
+    covariance = _blurred(a * b) - mean_a * mean_b
+    alike = (2 * mean_a * mean_b + C1) * (2 * covariance + C2)
+    return alike / ((mean_a**2 + mean_b**2 + C1) * (variance_a + variance_b + C2))
+
+
+def _blurred(images: Tensor) -> Tensor:
+    """Gaussian 3x3 window at every pixel; the window is separable: a row (w1, w0, w1), then a column."""
+    falloff = math.exp(-1 / (2 * SIGMA**2))  # the neighbour's weight for a centre of 1
+    side, centre = falloff / (1 + 2 * falloff), 1 / (1 + 2 * falloff)
+    padded = pad(images, (1, 1, 1, 1), mode="reflect")
+    across: Tensor = centre * padded[..., 1:-1] + side * (padded[..., :-2] + padded[..., 2:])
+    blurred: Tensor = centre * across[..., 1:-1, :] + side * (across[..., :-2, :] + across[..., 2:, :])
+    return blurred

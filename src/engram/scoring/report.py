@@ -1,0 +1,176 @@
+"""evaluate: the same scoring for training images, for held-out images, and with noise for candidates.
+
+A count of good reconstructions means nothing alone: blurry candidates match images that the network never
+saw, and noise plus the mean image is the mean image. What was recovered is the excess over held-out.
+
+Read the SSIM excess beside the noise count: the training mean holds 1/n of every training image, so for small
+n even noise plus that mean resembles training images slightly more than held-out ones. NCC, which is taken
+without the mean, is free of this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engram.core.errors import require
+from engram.scoring.match import Assignment, score
+from engram.scoring.protocols import ScoringProtocol
+from engram.scoring.table import MatchTable, Threshold
+from engram.scoring.voting import Progress
+
+SCHEMA_VERSION = 1
+NOISE_SIGMA = 1e-3
+
+
+@dataclass(frozen=True)
+class ThresholdCount:
+    """Images that pass a threshold; excess = train - held_out * n_train / n_held_out, None without held-out.
+
+    `distinct_candidates` is how many different candidates stand behind the training images that pass.
+    """
+
+    threshold: Threshold
+    train: int
+    held_out: int | None
+    excess: float | None
+    noise: int
+    distinct_candidates: int
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreReport:
+    """The tables for training images, held-out images and noise candidates, and the counts made from them."""
+
+    protocol: ScoringProtocol
+    assignment: Assignment
+    candidates: int
+    seconds: float
+    counts: tuple[ThresholdCount, ...]
+    train: MatchTable
+    held_out: MatchTable | None
+    noise: MatchTable
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def top10_mean(self) -> float | None:
+        """Mean primary metric (SSIM for images) of the ten best training images (of all, if fewer)."""
+        best = getattr(self.train.top(10), self.train.primary)
+        matched = best[best.isfinite()]
+        return float(matched.mean()) if len(matched) else None
+
+    def to_json(self, *, records: bool = False) -> dict[str, Any]:
+        """A JSON-ready dict; `records` adds one entry for each training image."""
+        settings: dict[str, Any] = asdict(self.protocol) if is_dataclass(self.protocol) else {}
+        report: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "protocol": {"name": self.protocol.name, **settings},
+            "assignment": self.assignment,
+            "n_train": len(self.train),
+            "n_held_out": 0 if self.held_out is None else len(self.held_out),
+            "candidates": self.candidates,
+            "distinct_candidates": self.train.distinct_candidates(),
+            "seconds": self.seconds,
+            "top10_mean": {self.train.primary: self.top10_mean},
+            "counts": {
+                row.threshold.text: {
+                    "train": row.train,
+                    "held_out": row.held_out,
+                    "excess": row.excess,
+                    "noise": row.noise,
+                    "distinct_candidates": row.distinct_candidates,
+                }
+                for row in self.counts
+            },
+            "warnings": list(self.warnings),
+        }
+        return report | ({"records": self.train.to_records()} if records else {})
+
+
+def evaluate(
+    candidates: Tensor,
+    train_images: Tensor,
+    held_out_images: Tensor | None,
+    mean: Tensor,
+    *,
+    protocol: ScoringProtocol,
+    generator: torch.Generator,
+    assignment: Assignment = "nearest",
+    labels: Tensor | None = None,
+    model_outputs: Tensor | None = None,
+    thresholds: Sequence[Threshold] | None = None,
+    noise_sigma: float = NOISE_SIGMA,
+    progress: Progress | None = None,
+) -> ScoreReport:
+    """Score candidates against training and held-out images, and noise candidates against training images.
+
+    candidates [m, *shape] in network coordinates; train_images [n, *shape] and held_out_images [k, *shape] in
+    [0, 1], of the same classes; mean [*shape] of the training set, used for all three. Take k = n where
+    possible; otherwise the held-out count is scaled by n / k in the excess, and a warning says so. Without
+    held-out images the excess is None, with a warning. `generator` draws the noise, N(0, noise_sigma²).
+    `thresholds` replaces the protocol's own, of which those whose metric is undefined are left out.
+    """
+    started = time.perf_counter()
+    train = score(
+        candidates,
+        train_images,
+        mean,
+        protocol=protocol,
+        assignment=assignment,
+        labels=labels,
+        model_outputs=model_outputs,
+        progress=progress,
+    )
+    held_out = None
+    if held_out_images is not None and len(held_out_images):
+        held_out = score(candidates, held_out_images, mean, protocol=protocol, assignment=assignment)
+    null = noise_candidates(candidates, generator, sigma=noise_sigma)
+    noise = score(null, train_images, mean, protocol=protocol, assignment=assignment)
+    defined = [one for one in protocol.thresholds if getattr(train, one.metric) is not None]
+    chosen = defined if thresholds is None else thresholds
+    return ScoreReport(
+        protocol=protocol,
+        assignment=assignment,
+        candidates=len(candidates),
+        seconds=time.perf_counter() - started,
+        counts=tuple(_counted(threshold, train, held_out, noise) for threshold in chosen),
+        train=train,
+        held_out=held_out,
+        noise=noise,
+        warnings=_warnings(train, held_out),
+    )
+
+
+def noise_candidates(like: Tensor, generator: torch.Generator, *, sigma: float = NOISE_SIGMA) -> Tensor:
+    """The null: as many candidates of the same shape, drawn from N(0, sigma²)."""
+    require(sigma > 0, "noise_sigma", "must be positive", sigma, f"the project's null is {NOISE_SIGMA:g}")
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    noise = torch.randn(like.shape, generator=generator, device=generator.device, dtype=dtype)
+    return noise.mul_(sigma).to(like.device)
+
+
+def _counted(
+    threshold: Threshold, train: MatchTable, held_out: MatchTable | None, noise: MatchTable
+) -> ThresholdCount:
+    metric, value = threshold.metric, threshold.value
+    hits = train.count(metric, value)
+    held = None if held_out is None else held_out.count(metric, value)
+    excess = None if held is None or held_out is None else hits - held * len(train) / len(held_out)
+    distinct = train.distinct_candidates(metric, value)
+    return ThresholdCount(threshold, hits, held, excess, noise.count(metric, value), distinct)
+
+
+def _warnings(train: MatchTable, held_out: MatchTable | None) -> tuple[str, ...]:
+    if held_out is None:
+        return (
+            "no held-out images: the excess is unknown, and the counts include matches that any blurry image "
+            "would get; give as many held-out images of the same classes",
+        )
+    if len(held_out) != len(train):
+        return (f"held-out counts are scaled by {len(train)}/{len(held_out)} in the excess; better give as many",)
+    return ()

@@ -1,0 +1,208 @@
+"""Where trials run. An executor takes orders and returns how they ended; it knows no study and no data.
+
+in this process, one after the other: for notebooks, tests and debuggers; or in local processes, as many at once as
+there are jobs, each with its share of the cores. Ray is in `ray_tasks`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+import torch
+
+from engram.core.errors import require
+from engram.models.view import AttackerView
+from engram.sweep.trial import Ended, TrialOrder, packed, run_trial
+
+ATTEMPTS = 3
+"""How often a trial whose worker dies is tried before it is a row that says so."""
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """An order for the model of one sweep; `sweep` names it, so that its weights travel once where possible."""
+
+    sweep: str
+    view: AttackerView
+    order: TrialOrder
+
+
+class Executor(Protocol):
+    """Feed it while it has free slots; collect what has ended."""
+
+    @property
+    def slots(self) -> int:
+        """How many jobs it can take at once; may change while it runs."""
+
+    def submit(self, job: Job) -> None: ...
+
+    def collect(self, timeout: float) -> list[tuple[Job, Ended]]:
+        """The jobs that have ended; waits up to `timeout` seconds for the first."""
+
+    def close(self) -> None:
+        """Stop at once; jobs under way are dropped and can be gone on with later."""
+
+
+def lost(attempts: int, cause: str) -> Ended:
+    """The row of a trial whose worker died again and again."""
+    return Ended(
+        state="killed",
+        reason=f"its worker died {attempts} times ({cause}); out of memory? try fewer jobs or candidates",
+    )
+
+
+class InProcess:
+    """Runs a job when its end is asked for."""
+
+    slots = 1
+
+    def __init__(self) -> None:
+        self._waiting: deque[Job] = deque()
+
+    def submit(self, job: Job) -> None:
+        self._waiting.append(job)
+
+    def collect(self, timeout: float) -> list[tuple[Job, Ended]]:
+        if not self._waiting:
+            return []
+        job = self._waiting.popleft()
+        return [(job, run_trial(packed(job.view), job.order))]
+
+    def close(self) -> None:
+        self._waiting.clear()
+
+
+# Spawned, not forked: a forked child inherits the locks of threads that it does not have.
+_CONTEXT = multiprocessing.get_context("spawn")
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A child process, the pipe to it, and what it is doing."""
+
+    process: Any
+    pipe: Connection
+    job: Job | None = None
+    attempts: int = field(default=0)
+
+
+class Processes:
+    """`jobs` workers; one that dies is replaced and its trial goes on from the last snapshot."""
+
+    def __init__(self, jobs: int, *, threads: int | None = None) -> None:
+        require(jobs >= 1, "jobs", "must be at least 1", jobs)
+        require(threads is None or threads >= 1, "threads", "must be at least 1", threads)
+        self._threads = threads or threads_each(torch.get_num_threads(), jobs)
+        self._workers = [self._started() for _ in range(jobs)]
+
+    @property
+    def slots(self) -> int:
+        return len(self._workers)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers, for those who watch them."""
+        return [worker.process.pid for worker in self._workers]
+
+    def submit(self, job: Job) -> None:
+        worker = next(worker for worker in self._workers if worker.job is None)
+        worker.job, worker.attempts = job, 0
+        self._send(worker)
+
+    def collect(self, timeout: float) -> list[tuple[Job, Ended]]:
+        busy = {worker.pipe: worker for worker in self._workers if worker.job is not None}
+        if not busy:
+            time.sleep(timeout)
+        ended = []
+        for pipe in wait(list(busy), timeout):
+            worker = busy[pipe]  # type: ignore[index]  # only our own connections were waited for
+            assert worker.job is not None
+            job, outcome = worker.job, self._received(worker)
+            if outcome is not None:
+                worker.job = None
+                ended.append((job, outcome))
+        return ended
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.process.join()
+            worker.pipe.close()
+        self._workers.clear()
+
+    def _started(self) -> _Worker:
+        ours, theirs = _CONTEXT.Pipe()
+        process = _CONTEXT.Process(target=_serve, args=(theirs, self._threads), daemon=True)
+        process.start()
+        theirs.close()  # so that the pipe ends when the child does
+        return _Worker(process, ours)
+
+    def _send(self, worker: _Worker) -> None:
+        assert worker.job is not None
+        worker.attempts += 1
+        with suppress(OSError):  # one that has died just now is found out by `collect`
+            worker.pipe.send((packed(worker.job.view), worker.job.order))
+
+    def _received(self, worker: _Worker) -> Ended | None:
+        """What the worker sent; None where it died and its job was given to a new one."""
+        try:
+            outcome: Ended = worker.pipe.recv()
+        except (EOFError, OSError):
+            worker.process.join()
+            cause = _cause(worker.process.exitcode)
+            worker.pipe.close()
+            fresh = self._started()
+            worker.process, worker.pipe = fresh.process, fresh.pipe
+            if worker.attempts >= ATTEMPTS:
+                return lost(worker.attempts, cause)
+            self._send(worker)
+            return None
+        return outcome
+
+
+def threads_each(total: int, jobs: int) -> int:
+    """So many that all workers together do not use more than this process would.
+
+    >>> threads_each(8, 3), threads_each(2, 4)
+    (2, 1)
+    """
+    return max(1, total // jobs)
+
+
+def _cause(exitcode: int) -> str:
+    """
+    >>> _cause(-9), _cause(3)
+    ('SIGKILL', 'exit code 3')
+    """
+    return signal.Signals(-exitcode).name if exitcode < 0 else f"exit code {exitcode}"
+
+
+def _serve(pipe: Connection, threads: int) -> None:
+    """The child: runs orders until the pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)  # this process is ours alone
+    while True:
+        try:
+            view, order = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(run_trial(view, order))
+
+
+def _end_with_parent() -> None:
+    """A sweep that is killed takes its workers with it; nobody would collect what they do."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

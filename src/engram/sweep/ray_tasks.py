@@ -1,0 +1,109 @@
+"""Ray: trials as tasks on a cluster, which places them, moves the weights once, and retries what a node lost."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import replace
+from typing import Any
+
+from engram.core.errors import ConfigError, optional, require
+from engram.sweep.executors import ATTEMPTS, Job, lost
+from engram.sweep.trial import Ended, PackedView, TrialOrder, packed, run_trial
+
+
+class RayTasks:
+    """`address` is Ray's: "auto" for the cluster this machine belongs to, HOST:PORT, or "local" to start one here.
+
+    Each trial asks for `cpus` and `gpus`; it runs in a directory of its node and its files come back as the
+    result, so nodes need no shared file system.
+    """
+
+    def __init__(self, address: str, *, cpus: float = 1.0, gpus: float = 0.0) -> None:
+        require(cpus > 0, "cpus_per_trial", "must be positive", cpus)
+        require(gpus >= 0, "gpus_per_trial", "must not be negative", gpus)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anyone
+        self._ray: Any = optional("ray", wanted_by="--ray", install="'engram[ray]'")
+        self._cpus, self._gpus = cpus, gpus
+        self._mine = not self._ray.is_initialized()
+        if self._mine:
+            self._connect(address)
+        self._require_room()
+        self._task = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=ATTEMPTS)(_run)
+        self._views: dict[str, Any] = {}
+        self._running: dict[Any, Job] = {}
+
+    @property
+    def slots(self) -> int:
+        """What the cluster has room for now; nodes may come and go."""
+        there = self._ray.cluster_resources()
+        by_gpu = there.get("GPU", 0.0) / self._gpus if self._gpus else float("inf")
+        return max(1, int(min(there.get("CPU", 0.0) / self._cpus, by_gpu)))
+
+    def submit(self, job: Job) -> None:
+        if job.sweep not in self._views:
+            self._views[job.sweep] = self._ray.put(packed(job.view))
+        order = replace(job.order, scratch=None)  # a path of this machine means nothing on a node
+        task = self._task.remote(self._views[job.sweep], order, max(1, int(self._cpus)))
+        self._running[task] = job
+
+    def collect(self, timeout: float) -> list[tuple[Job, Ended]]:
+        if not self._running:
+            time.sleep(timeout)
+            return []
+        done, _ = self._ray.wait(list(self._running), num_returns=1, timeout=timeout)
+        return [(self._running.pop(task), self._result(task)) for task in done]
+
+    def close(self) -> None:
+        for task in self._running:
+            self._ray.cancel(task, force=True)
+        self._running.clear()
+        self._views.clear()
+        if self._mine:
+            self._ray.shutdown()
+
+    def _result(self, task: Any) -> Ended:
+        try:
+            ended: Ended = self._ray.get(task)
+        except self._ray.exceptions.RayError as error:
+            return lost(ATTEMPTS + 1, str(error).splitlines()[0])
+        return ended
+
+    def _require_room(self) -> None:
+        """Ray lets a task that fits nowhere wait for ever."""
+        there = self._ray.cluster_resources()
+        for kind, asked in (("CPU", self._cpus), ("GPU", self._gpus)):
+            has = there.get(kind, 0.0)
+            if asked > has:
+                raise ConfigError(
+                    f"--{kind.lower()}s-per-trial {asked:g} is more than the whole cluster has ({has:g}); "
+                    "ask for less or add a node"
+                )
+
+    def _connect(self, address: str) -> None:
+        """Options that belong to whoever starts a cluster are given only when we start it."""
+        local = {"include_dashboard": False} if address == "local" else {}
+        try:
+            _knock(address)
+            self._ray.init(address=address, log_to_driver=False, logging_level="error", **local)
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                f"--ray {address} can't be reached ({reason}); start a cluster with `ray start --head`, "
+                "give its HOST:PORT, or use --ray local"
+            ) from error
+
+
+def _knock(address: str) -> None:
+    """Fail within seconds where nobody listens at HOST:PORT; Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=5).close()
+
+
+def _run(view: PackedView, order: TrialOrder, threads: int) -> Ended:
+    import torch
+
+    torch.set_num_threads(threads)  # a worker process of Ray's, not the user's
+    return run_trial(view, order)

@@ -1,0 +1,1 @@
+"""Training: recipes, descent, targets with their cards. Attacks never import this."""

@@ -1,0 +1,99 @@
+"""How to train: the settings of the papers' recipe."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+
+from engram.core.errors import require
+from engram.core.loop import Values
+
+DTypeName = Literal["float32", "float64"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """Follow the gradient flow once the loss is `below`, each step right to `tolerance` of every layer's norm."""
+
+    below: float = 0.3
+    tolerance: float = 0.01
+
+    def __post_init__(self) -> None:
+        require(self.below > 0, "below", "must be positive", self.below, "0.3 is past the plateau")
+        require(
+            0 < self.tolerance <= 0.1,
+            "tolerance",
+            "must lie above 0 and be at most 0.1",
+            self.tolerance,
+            "0.01 keeps to the path, 0.03 halves the epochs",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How to train; the defaults are those of Haim et al. 2022.
+
+    `batch` None is full-batch descent; otherwise every epoch shuffles and takes batches of that size.
+    `normalise_below` c multiplies the rate by c / loss once the loss is below c: gradients shrink in
+    proportion to the loss, so the steps go on along the same path where a constant rate would all but stop.
+    `weight_decay` w adds w theta to the gradient, i.e. (w/2) ||theta||² to the loss.
+    `flow` goes on along the gradient flow by large steps of adapted size once the loss is low enough
+    (`targets/flow.py`); an epoch is then an evaluation of the gradient.
+    `forget` takes away after so many epochs what weight decay has left of the initialisation, (1 - lr w)^t
+    theta(0), which would else fade over many more; the epochs after it settle what has been learnt.
+    Training stops early when the loss is below `loss_threshold`, or the norm of the mean gradient of all that is
+    minimised, weight decay included, below `gradient_threshold` (`targets/drift.py`).
+    """
+
+    lr: float = 0.01
+    epochs: int = 1_000_000
+    loss_threshold: float | None = None
+    gradient_threshold: float | None = None
+    batch: int | None = None
+    weight_decay: float = 0.0
+    normalise_below: float | None = None
+    forget: int | None = None
+    flow: Flow | None = None
+    dtype: DTypeName = "float32"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0, "lr", "must be positive", self.lr, "the paper uses 0.01")
+        require(self.epochs > 0, "epochs", "must be positive", self.epochs)
+        require(self.batch is None or self.batch > 0, "batch", "must be positive", self.batch)
+        require(self.weight_decay >= 0, "weight_decay", "must not be negative", self.weight_decay)
+        require(self.dtype in ("float32", "float64"), "dtype", "must be float32 or float64", self.dtype)
+        for name in ("loss_threshold", "gradient_threshold", "normalise_below"):
+            value = getattr(self, name)
+            require(value is None or value > 0, name, "must be positive", value)
+        for name in ("gradient_threshold", "flow"):
+            alone = getattr(self, name) is None or self.batch is None
+            require(alone, "batch", f"must be left out with {name}, which takes the full batch", self.batch)
+        alone = self.flow is None or self.normalise_below is None
+        require(
+            alone,
+            "normalise_below",
+            "must be left out with flow, another way to the same",
+            self.normalise_below,
+        )
+        if self.forget is not None:
+            require(0 < self.forget < self.epochs, "forget", "must lie between 0 and the epochs", self.forget)
+            require(self.weight_decay > 0, "forget", "needs weight_decay, which it shortens", self.forget)
+            plain = self.batch is None and self.normalise_below is None and self.flow is None
+            require(plain, "forget", "goes with full batches at a constant rate", self.forget)
+
+    def settings(self) -> dict[str, Any]:
+        """Fields by name, for keys of what is cached; `forget`, which came later, only where it is used."""
+        return {name: value for name, value in asdict(self).items() if name != "forget" or value is not None}
+
+    def is_reached(self, metrics: Values) -> bool:
+        """Whether the loss or the gradient is as small as wanted."""
+        bounds = {"loss": self.loss_threshold, "gradient": self.gradient_threshold}
+        return any(bound is not None and metrics.get(name, math.inf) < bound for name, bound in bounds.items())
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return torch.float64 if self.dtype == "float64" else torch.float32

@@ -1,0 +1,77 @@
+"""Several classes in the engine: all pairs, the falling prior, resuming between two exact steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engram.attacks.engine.dense import Engine
+from engram.attacks.engine.iteration import FIRST_PRIOR
+from engram.attacks.engine.schedule import CLASSES_PRIOR, PRIOR_GRID, Phase
+from engram.attacks.registry import engine_for
+from engram.attacks.settings import EngineSettings
+from engram.core.loop import Budget, Snapshots, run
+from engram.models.tasks.base import Task
+from engram.models.tasks.kinds import Binary, Multiclass, MulticlassPairs, Regression
+from engram.models.view import AttackerView
+from engram.training.spec import MLPSpec
+
+SHAPE = (1, 4, 4)
+
+
+def _view(task: Task) -> AttackerView:
+    spec = MLPSpec(inputs=16, widths=(30, 20), outputs=task.outputs, first_layer_std=1.0)
+    return AttackerView(spec.initialise(torch.Generator().manual_seed(3), torch.float32), SHAPE, task)
+
+
+@pytest.mark.parametrize(
+    ("task", "taken"),
+    [
+        (Multiclass(3), MulticlassPairs(3)),
+        (MulticlassPairs(3), MulticlassPairs(3)),
+        (Multiclass(2), Multiclass(2)),
+        (Binary(), Binary()),
+        (Regression("huber"), Regression("huber")),
+    ],
+)
+def test_the_engine_takes_all_constraints_of_a_sample(task: Task, taken: Task) -> None:
+    assert engine_for(_view(task), EngineSettings()).view.task == taken
+
+
+def test_unit_duals_share_as_the_duals_do() -> None:
+    duals = torch.tensor([[0.0, 1.0, 3.0], [0.0, 0.0, 0.0]])
+    assert MulticlassPairs(3).unit_duals(duals).tolist() == [[0.0, 0.25, 0.75], [0.0, 0.0, 0.0]]
+    assert Binary().unit_duals(torch.tensor([0.0, 5.0])).tolist() == [1.0, 1.0]
+
+
+def test_with_several_classes_the_prior_falls_to_its_strength() -> None:
+    several, two = (Engine(_view(task), EngineSettings(prior=0.5)) for task in (Multiclass(3), Binary()))
+    phases = [Phase(is_trial=False, index=0, step=step, length=10) for step in range(11)]
+    strengths = [several._prior({}, phase) for phase in phases]
+    assert strengths[0] == FIRST_PRIOR * 0.5
+    assert strengths[-1] == 0.5
+    assert strengths == sorted(strengths, reverse=True)
+    assert {two._prior({}, phase) for phase in phases} == {0.5}
+
+
+def test_with_several_classes_there_are_no_trials() -> None:
+    several, two = (Engine(_view(task), EngineSettings()) for task in (Multiclass(3), Binary()))
+    assert (several.schedule.trials, two.schedule.trials) == (0, len(PRIOR_GRID))
+    assert several._prior({}, Phase(is_trial=False, index=0, step=500, length=500)) == CLASSES_PRIOR
+
+
+@pytest.mark.parametrize("stop", [5, 7, 30])
+def test_resumed_between_exact_steps_ends_bit_identical(tmp_path: Path, stop: int) -> None:
+    """Upper layers, prior and the duals' gradient stand still between them."""
+    settings = EngineSettings(candidates=12, steps=40, restarts=1, prior=0.5)
+
+    def begin() -> Engine:
+        return Engine(_view(MulticlassPairs(3)), settings)
+
+    whole = run(begin(), Budget(steps=40)).state
+    snapshots = Snapshots(path=tmp_path / "s")
+    run(begin(), Budget(steps=stop), snapshots=snapshots).require_finite()
+    resumed = run(begin(), Budget(steps=40), snapshots=snapshots, resume=True).state
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)

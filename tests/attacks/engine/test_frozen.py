@@ -1,0 +1,104 @@
+"""Frozen upper layers: exact at the refresh, near it afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engram.attacks.engine.dense import REFRESH, Engine, Frozen
+from engram.attacks.settings import EngineSettings
+from engram.core.loop import State
+from engram.models.tasks.names import task_named
+from engram.models.view import AttackerView
+from engram.training.spec import MLPSpec
+
+ONE_DUAL = ["binary", "multiclass", "regression:l2"]
+TASKS = [*ONE_DUAL, "multiclass:pairs"]
+
+
+def _engine(task_name: str, *, widths: tuple[int, ...] = (30, 20, 10)) -> Engine:
+    """A random network with a strong first layer, so that the row space is whole."""
+    outputs = 3 if task_name.startswith("multiclass") else 1
+    spec = MLPSpec(inputs=16, widths=widths, outputs=outputs, bias="all", first_layer_std=1.0)
+    network = spec.initialise(torch.Generator().manual_seed(3), torch.float64)
+    view = AttackerView(network, (1, 4, 4), task_named(task_name, outputs))
+    return Engine(view, EngineSettings(candidates=12, restarts=1, prior=0.5, dtype="float64"))
+
+
+def _state(engine: Engine) -> State:
+    state = engine.init()
+    engine.step(state)
+    if engine.view.task.has_signed_duals:
+        state["duals"][0] *= -1
+    return state
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_at_the_refresh_the_gradient_is_the_exact_one(task: str) -> None:
+    engine = _engine(task)
+    state = _state(engine)
+    metric = engine.objective.metric(state["latents"], state["duals"])
+    exact = engine.objective(state, metric, 0.5)
+    frozen = Frozen.at(engine.objective, state, metric, 0.5).gradients(engine.objective, state, metric)
+    assert frozen[0].keys() == exact[0].keys()
+    for name, value in exact[0].items():
+        torch.testing.assert_close(frozen[0][name], value, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(frozen[1], exact[1], rtol=0, atol=1e-10 * float(exact[1].abs().max()))
+    torch.testing.assert_close(frozen[2], exact[2], rtol=0, atol=1e-10 * float(exact[2].abs().max()))
+
+
+@pytest.mark.parametrize("task", ONE_DUAL)
+def test_in_the_duals_it_stays_exact(task: str) -> None:
+    """Signals are linear in them, and the layers above do not see them."""
+    engine = _engine(task)
+    state = _state(engine)
+    metric = engine.objective.metric(state["latents"], state["duals"])
+    frozen = Frozen.at(engine.objective, state, metric, 0.0)
+    state["duals"] = state["duals"] * torch.linspace(0.5, 2.0, len(state["duals"]), dtype=torch.float64)
+    losses, _, by_duals = engine.objective(state, metric, 0.0)
+    near_losses, _, near_by_duals = frozen.gradients(engine.objective, state, metric)
+    torch.testing.assert_close(near_losses["stationarity"], losses["stationarity"])
+    torch.testing.assert_close(near_by_duals, by_duals, rtol=0, atol=1e-10 * float(by_duals.abs().max()))
+
+
+def test_of_several_duals_a_sample_their_sum_stays_exact() -> None:
+    """How they share it stands still, and so does their gradient."""
+    engine = _engine("multiclass:pairs")
+    state = _state(engine)
+    metric = engine.objective.metric(state["latents"], state["duals"])
+    frozen = Frozen.at(engine.objective, state, metric, 0.0)
+    before = engine.objective(state, metric, 0.0)[2]
+    sizes = torch.linspace(0.5, 2.0, len(state["duals"]), dtype=torch.float64)
+    state["duals"] = state["duals"] * sizes[:, None]
+    losses, _, _ = engine.objective(state, metric, 0.0)
+    near_losses, _, near_by_duals = frozen.gradients(engine.objective, state, metric)
+    torch.testing.assert_close(near_losses["stationarity"], losses["stationarity"])
+    torch.testing.assert_close(near_by_duals, before)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_between_refreshes_it_follows_the_exact_one(task: str) -> None:
+    engine = _engine(task)
+    state = _state(engine)
+    metric = engine.objective.metric(state["latents"], state["duals"])
+    frozen = Frozen.at(engine.objective, state, metric, 0.5)
+    before = engine.objective(state, metric, 0.5)[1]
+    noise = torch.randn(state["latents"].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    state["latents"] = state["latents"] + 1e-3 * engine.scales.latent_std * noise
+    after = engine.objective(state, metric, 0.5)[1]
+    near = frozen.gradients(engine.objective, state, metric)[1]
+    assert float((near - after).norm()) < 0.7 * float((before - after).norm()), "nearer than standing still"
+
+
+@pytest.mark.parametrize(
+    ("task", "widths", "frozen"),
+    [("binary", (30, 20), True), ("binary", (30,), False), ("multiclass:pairs", (30, 20), True)],
+)
+def test_frozen_where_there_is_something_to_save(task: str, widths: tuple[int, ...], frozen: bool) -> None:
+    engine = _engine(task, widths=widths)
+    state = engine.init()
+    for _ in range(REFRESH + 1):
+        engine.step(state)
+    assert ("frozen_latents" in state) == frozen
+    if frozen:
+        assert not torch.equal(state["frozen_latents"], state["latents"])

@@ -1,0 +1,62 @@
+"""Images read out over all frequencies: the posterior mean, and what it is worth beside the row space."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engram.attacks.engine.dense import expected_power, mostly_noise, posterior_mean, read_out
+from engram.models.row_space import Frequencies, find_image_space
+from tests.models.test_row_space import PIXELS, SHAPE, drawn
+
+
+def natural(count: int, seed: int, pixel_std: float) -> Tensor:
+    """Images [count, PIXELS] with the power that is expected of photographs."""
+    scale = expected_power(PIXELS, pixel_std).sqrt()
+    return Frequencies.of(SHAPE).pixels(drawn(count, PIXELS, seed=seed) * scale)
+
+
+def test_posterior_mean_equals_ridge_regression_frequency_by_frequency() -> None:
+    rows, sent, found = drawn(9, 128, seed=1), drawn(4, 9, seed=2), drawn(4, 128, seed=3)
+    power = torch.linspace(2, 1, 128, dtype=torch.float64)
+    result = posterior_mean(rows, found, sent, power)
+    left = rows - sent.T @ found
+    for first, last in ((0, 32), (32, 64), (64, 128)):
+        ridge = float(left[:, first:last].square().mean() / power[first:last].mean())
+        for place in range(first, last):
+            # as least squares with the prior as further equations
+            equations = np.concatenate([sent.T.numpy(), np.sqrt(ridge) * np.eye(4)])
+            right = np.concatenate([rows[:, place].numpy(), np.zeros(4)])
+            expected = np.linalg.lstsq(equations, right, rcond=None)[0]
+            np.testing.assert_allclose(result[:, place].numpy(), expected, rtol=1e-8)
+
+
+def test_finds_of_images_what_the_row_space_leaves_out() -> None:
+    images, sent = natural(8, seed=4, pixel_std=0.2), drawn(8, 300, seed=5)
+    weight = sent.T @ images + 3 * drawn(300, PIXELS, seed=6)
+    space = find_image_space(weight, SHAPE)
+    assert space.rank < 8, "some directions are hidden"
+    inside = images @ space.basis.T @ space.basis
+    rows = Frequencies.of(SHAPE).coefficients(weight)
+    found = read_out(inside, rows, lambda given: sent, Frequencies.of(SHAPE), pixel_std=0.2)
+
+    def missed(given: Tensor) -> float:
+        return float((given - images).square().sum() / images.square().sum())
+
+    assert missed(found) < 0.8 * missed(inside)
+
+
+def test_candidates_without_a_signal_stay_as_they_are() -> None:
+    images, sent = natural(3, seed=7, pixel_std=0.2), drawn(3, 50, seed=8)
+    sent[1] = 0
+    found = read_out(images, drawn(50, PIXELS, seed=9), lambda given: sent, Frequencies.of(SHAPE), 0.2)
+    torch.testing.assert_close(found[1], images[1])
+    assert float((found[0] - images[0]).norm()) > 0.1 * float(images[0].norm())
+
+
+def test_mostly_noise_is_a_share_of_the_energy() -> None:
+    noise = 0.3 * drawn(60, 100, seed=10)
+    assert mostly_noise(noise, 0.3)
+    assert not mostly_noise(2 * noise, 0.3)
+    assert not mostly_noise(noise, 0.0)

@@ -1,0 +1,134 @@
+"""Watching: a run's directory, whole, cut short or gone, in the terminal and on loopback."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from engram.attacks.engine.dense import Engine
+from engram.attacks.settings import EngineSettings
+from engram.auditing.watch import Watcher, serve
+from engram.cli.watch import view
+from engram.core.errors import CheckpointError, ConfigError
+from engram.core.files import write_tensors
+from engram.core.loop import Budget, Snapshots, run
+from engram.models.tasks.kinds import Binary
+from engram.models.view import AttackerView
+from engram.pipeline import attack
+from tests.auditing.cases import SHAPE
+from tests.cases import network
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Path:
+    """A run that was cut off after 6 of its steps, as its directory looks while it goes on."""
+    made = network(625, 40, 1)
+    write_tensors(tmp_path / "model.safetensors", made.params)
+    engine = Engine(
+        AttackerView(made, SHAPE, Binary()), EngineSettings(candidates=8, steps=10, restarts=2, prior=0.5)
+    )
+    directory = tmp_path / "run"
+    attack(engine, directory=directory, model=str(tmp_path / "model.safetensors"))
+    (directory / "reconstruction.safetensors").unlink()
+    run(engine, Budget(steps=6), snapshots=Snapshots(path=directory / "snapshot.safetensors"))
+    record = json.loads((directory / "run.json").read_text())
+    (directory / "run.json").write_text(json.dumps({**record, "outcome": {"state": "running"}}))
+    metrics = directory / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:6]) + '{"step": 7, "lo')
+    return directory
+
+
+def test_a_running_directory_is_read_as_it_is(running: Path) -> None:
+    status = Watcher(running).look()
+    assert status.is_running
+    assert (status.step, status.total) == (6, 20)
+    assert [step for step, _ in status.losses] == [1, 2, 3, 4, 5, 6]
+    assert status.images is not None
+    assert status.images.shape == (len(status.captions), *SHAPE)
+    assert 1 <= len(status.captions) <= 8, "what is the same image is merged"
+    assert 0 <= float(status.images.min()) <= float(status.images.max()) <= 1
+    assert status.note is None
+
+
+def test_candidates_change_with_the_snapshot(running: Path) -> None:
+    watcher = Watcher(running, count=3)
+    before = watcher.look().images
+    assert before is not None
+    assert watcher.look().images is before, "nothing new, nothing computed"
+    (running / "snapshot.safetensors").unlink()
+    assert watcher.look().images is None
+
+
+def test_a_model_that_is_gone_costs_only_the_pictures(running: Path) -> None:
+    (running.parent / "model.safetensors").unlink()
+    status = Watcher(running).look()
+    assert status.step == 6
+    assert status.images is None
+    assert "model.safetensors" in str(status.note)
+    with pytest.raises(CheckpointError, match="holds no run"):
+        Watcher(running.parent).look()
+
+
+def test_the_terminal_shows_progress_loss_and_pictures(running: Path) -> None:
+    from rich.console import Console
+
+    printed = io.StringIO()
+    Console(width=120, file=printed).print(view(Watcher(running).look()))
+    text = printed.getvalue()
+    assert "running, step 6 of 20" in text
+    assert "loss " in text
+    assert text.count("▀") % (24 * 12) == 0
+    assert text.count("▀") > 0
+
+
+def served(running: Path) -> str:
+    """The address of a server in a thread of its own, which ends with the process."""
+    told: list[str] = []
+    ready = threading.Event()
+
+    def started(address: str) -> None:
+        told.append(address)
+        ready.set()
+
+    threading.Thread(
+        target=serve, args=(Watcher(running),), kwargs={"port": 0, "every": 2.0, "started": started}, daemon=True
+    ).start()
+    assert ready.wait(30)
+    return told[0]
+
+
+def fetched(address: str, **headers: str) -> tuple[int, str]:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(urllib.request.Request(address, headers=headers), timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_the_browser_view_is_for_this_machine_alone(running: Path) -> None:
+    address = served(running)
+    assert address.startswith("http://127.0.0.1:")
+    code, text = fetched(address)
+    assert code == 200
+    assert "running, step 6 of 20" in text
+    assert text.count("data:image/png;base64,") == len(Watcher(running).look().captions)
+    assert '<meta http-equiv="refresh" content="2">' in text
+    assert "<script" not in text
+    assert fetched(address, Host="evil.example")[0] == 403
+    assert fetched(address + "run.json")[0] == 404
+    port = int(address.rsplit(":", 1)[1].strip("/"))
+    other = socket.gethostbyname(socket.gethostname())
+    if not other.startswith("127."):
+        with pytest.raises(OSError), socket.create_connection((other, port), timeout=2):  # noqa: PT011
+            pass
+    with pytest.raises(ConfigError, match=f"--port {port} can't be used"):
+        serve(Watcher(running), port=port, every=1.0, started=lambda _: None)

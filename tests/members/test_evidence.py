@@ -1,0 +1,75 @@
+"""Membership: a network that memorised its samples tells them; one that never saw them does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from engram.core.errors import ConfigError
+from engram.members.boundaries import boundaries
+from engram.members.evidence import Membership, membership_tests
+from engram.models.tasks.kinds import Binary, Multiclass, Regression
+from engram.models.view import AttackerView
+from engram.training.recipe import Recipe
+from engram.training.spec import MLPSpec
+from engram.training.target import train
+from tests.cases import network, points
+
+Records = tuple[Tensor, Tensor]
+
+
+@pytest.fixture(scope="module")
+def memorised() -> tuple[AttackerView, Records, Records]:
+    """Twenty random points with random labels, learnt by heart; twenty more that were not."""
+    inputs, labels = points(40, 30, seed=3)
+    spec = MLPSpec(inputs=30, widths=(200, 50))
+    learnt, _ = train(spec, Recipe(lr=0.05, epochs=1500), Binary(), inputs[:20], labels[:20])
+    return AttackerView(learnt, (30,), Binary()), (inputs[:20], labels[:20]), (inputs[20:], labels[20:])
+
+
+def test_members_are_told_from_others(memorised: tuple[AttackerView, Records, Records]) -> None:
+    found = membership_tests(*memorised)
+    assert [test.name for test in found.tests] == ["boundaries", "dual", "combined", "loss"]
+    assert found["combined"].roc.auc > 0.95
+    assert found["combined"].roc.p_value < 1e-4
+    assert found["dual"].roc.at(0) > 0.5
+    assert torch.equal(found["boundaries"].train, boundaries(memorised[0].network, memorised[1][0]).double())
+
+
+def test_swapping_the_groups_mirrors_the_result(memorised: tuple[AttackerView, Records, Records]) -> None:
+    """Nothing knows who is a member: exchanging the groups exchanges the scores."""
+    view, own, other = memorised
+    there, back = membership_tests(view, own, other), membership_tests(view, other, own)
+    for test in there.tests:
+        assert torch.allclose(test.train, back[test.name].held_out, atol=1e-9)
+        assert test.roc.auc == pytest.approx(1 - back[test.name].roc.auc, abs=1e-6)
+
+
+def test_a_network_that_never_saw_them_tells_nothing() -> None:
+    levels = []
+    for seed in range(5):
+        inputs, labels = points(80, 30, seed=100 + seed)
+        view = AttackerView(network(30, 60, 20, 1, seed=seed), (30,), Binary())
+        found = membership_tests(view, (inputs[:40], labels[:40]), (inputs[40:], labels[40:]))
+        levels.append(found["combined"].roc.p_value)
+    assert min(levels) > 0.001
+
+
+def test_other_tasks_do_without_what_they_lack() -> None:
+    inputs, labels = points(20, 12, labels=3)
+    classes = membership_tests(
+        AttackerView(network(12, 30, 3), (12,), Multiclass(3)),
+        (inputs[:10], labels[:10]),
+        (inputs[10:], labels[10:]),
+    )
+    assert classes.note is None
+    assert len(classes.tests) == 4
+    regression = AttackerView(network(12, 30, 1), (12,), Regression("l2"))
+    found: Membership = membership_tests(
+        regression, (inputs[:10], labels[:10] % 2), (inputs[10:], labels[10:] % 2)
+    )
+    assert [test.name for test in found.tests] == ["boundaries", "combined", "loss"]
+    assert "regression:l2" in str(found.note)
+    with pytest.raises(ConfigError, match="held_out must hold records, got 0"):
+        membership_tests(regression, (inputs, labels), (inputs[:0], labels[:0]))

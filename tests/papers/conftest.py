@@ -1,0 +1,34 @@
+"""A directory in which all workers of a test run share the smoke cases: each is computed once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from engram.papers.cases import Means, Setting
+from engram.papers.runner import Run
+from engram.training.cache import TargetCache
+
+
+@pytest.fixture(scope="session")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With several workers, base directories are siblings in the one of the run."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+    home = shared / "papers"
+    home.mkdir(exist_ok=True)
+    return home
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def smoke(papers: Path, said: list[str]) -> Run:
+    """Its cache of targets is its own: nothing of an earlier run of the tests may help."""
+    setting = Setting(scale="smoke", means=Means(cache=TargetCache(papers / "targets")))
+    return Run(papers, setting, said.append, lambda share, what: None)
