@@ -8,7 +8,7 @@ from pathlib import Path
 
 from engram.core.loop import Observer
 from engram.data.choice import DataChoice
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.pipeline import build_target
 from engram.training.recipe import Recipe
 from engram.training.spec import MLPSpec

@@ -21,7 +21,7 @@ from engram.core.errors import DataError
 from engram.core.loop import Budget, run
 from engram.data.choice import DataChoice
 from engram.data.sets import centred
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.pipeline import build_target
 from engram.scoring.metrics import ncc

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 
 from benchmarks.cifar_target import options, trained
-from engram.core.loop import Values
+from engram.core.loop import State, Values
 from engram.training.recipe import Flow, Recipe
 
 
@@ -29,7 +29,7 @@ class Ledger:
     loss: float = math.inf
     steps: int = 0
 
-    def __call__(self, epoch: int, metrics: Values) -> None:
+    def __call__(self, epoch: int, metrics: Values, state: State) -> None:
         loss, seconds = metrics["loss"], time.monotonic() - self.started
         if "rate" not in metrics:
             self.plain_epochs, self.plain_rate = epoch, seconds / epoch

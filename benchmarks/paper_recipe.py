@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from benchmarks.cifar_target import options, trained
-from engram.core.loop import Values
+from engram.core.loop import State, Values
 from engram.training.recipe import Recipe
 
 
@@ -18,7 +18,7 @@ def main() -> None:
     arguments = parser.parse_args()
     started = time.monotonic()
 
-    def progress(epoch: int, metrics: Values) -> None:
+    def progress(epoch: int, metrics: Values, state: State) -> None:
         if epoch % 500 == 0:
             print(
                 f"epoch {epoch:6d}  loss {metrics['loss']:.5f}  {time.monotonic() - started:.0f} s",

@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 
 from engram.attacks.reconstruction import Reconstruction
-from engram.auditing.blind import blind_view
-from engram.auditing.comparison import compare_with
+from engram.auditing.comparison import blind_view, compare_with
 from engram.auditing.inspect import describe
 from engram.auditing.reach import judge
 from engram.auditing.record import AttackSummary, AuditRecord
@@ -26,7 +25,7 @@ from engram.auditing.timeline import Moment
 from engram.auditing.verdict import decide
 from engram.core.runs import versions
 from engram.members.boundaries import dense_part
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.training.spec import MLPSpec, initialise
 
@@ -60,7 +59,7 @@ def record_of(candidates: int, images: int) -> AuditRecord:
         reach=reach,
         attack=AttackSummary("none", {}, 1, 1.0, "no attack: candidates are images with noise"),
         blind=blind,
-        timeline=(Moment(1, 1.0, candidates, blind.sure),),
+        timeline=(Moment(1, 1.0, candidates, blind.sure, dict(comparison.score.counts)),),
         comparison=comparison,
         baselines=(),
         versions=versions(),

@@ -5,8 +5,9 @@ Run: python -m benchmarks.search_100 [--minutes 40] [--jobs 2] [--dtype float32]
 CIFAR-10, 50 images: the preset cifar50 at cpu scale (trained once and kept). The published scheme in the space of
 Haim et al. 2022, twice as many candidates as images, no trial stopped early; steps a trial are cut so that all
 trials take about --minutes, and every cut is printed. Trials are judged and pooled without data; then pool, best
-trial and engine are scored alike against training and held-out images. A killed search goes on where it was with
-the same command. Leaves search.json (the comparison), search/sweep.html and the runs themselves.
+trial and engine are scored alike against training and held-out images. A killed search is resumed with the same
+command. Leaves search.json (the comparison), search.md (the same as a table), search/sweep.html and the runs
+themselves.
 """
 
 from __future__ import annotations
@@ -18,28 +19,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from engram.attacks.engine.dense import Engine
 from engram.attacks.reconstruction import Reconstruction
-from engram.attacks.settings import EngineSettings
+from engram.attacks.registry import make_attack
 from engram.auditing.verdict import sweep_verdict
 from engram.core.files import read_json, write_bytes, write_json
-from engram.core.runs import RunDirectory
+from engram.core.runs import RunDirectory, busy_note, machine
 from engram.data.sets import Split
 from engram.models.networks import DenseNetwork
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.models.view import AttackerView
-from engram.papers.race import busy_note, machine
+from engram.papers.results import markdown_table
 from engram.pipeline import attack, build_target, compare
-from engram.render.html import render
+from engram.render.html import Table, render
 from engram.scoring.report import ScoreReport
-from engram.sweep.executors import Processes
+from engram.sweep.executors import Processes, StepPlan, plan_steps, with_steps
 from engram.sweep.page import sweep_page
-from engram.sweep.planning import StepPlan, plan_steps, with_steps
 from engram.sweep.space import PRESETS, SweepSpec
 from engram.sweep.summary import Conclusion, conclude
 from engram.sweep.sweep import Sweep, drive
-from engram.training.cache import TargetCache, cache_root
 from engram.training.presets import Plan, plan
+from engram.training.target import TargetCache, cache_root
 
 PLAN_FILE = "plan.json"
 
@@ -60,7 +59,7 @@ def opened_target(planned: Plan, root: Path | None) -> AttackerView:
 
 
 def step_plan(view: AttackerView, spec: SweepSpec, executor: Processes, out: Path, seconds: float) -> StepPlan:
-    """Measured once; a search that is gone on with keeps its steps."""
+    """Measured once; a search that is resumed keeps its steps."""
     if (out / PLAN_FILE).exists():
         return StepPlan(**read_json(out / PLAN_FILE))
     made = plan_steps(view, spec, executor, seconds=seconds)
@@ -102,7 +101,7 @@ def search(
 def engine_run(view: AttackerView, data: Split, out: Path) -> tuple[ScoreReport, dict[str, Any]]:
     """One run with the engine's own settings, nothing tuned; begun anew, so that its seconds are of it all."""
     shutil.rmtree(out, ignore_errors=True)
-    engine = Engine(view, EngineSettings())
+    engine = make_attack(view)
     found, solution = attack(engine, directory=out, observers=[_told("engine", 200)])
     report = compare(found, data, network=view.network)
     told = {"settings": asdict(engine.settings), "steps": solution.steps, "seconds": solution.seconds}
@@ -133,8 +132,42 @@ def sentence(searched: dict[str, Any], engine: dict[str, Any], metric: str = "nc
     )
 
 
+HEADS = ["attack", "good (held-out)", "NCC > 0.8 (held-out)", "top-10 SSIM", "candidates", "seconds of computing"]
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The pool of all runs, the run that was judged best without data, and the engine, as a table with notes."""
+    searched, engine = result["search"], result["engine"]
+    runs, seconds = searched["counts_of_trials"]["complete"], searched["seconds_of_all_trials"]
+    rows = [
+        _row(f"published scheme, {runs} runs pooled", searched["pooled"], seconds),
+        _row("the run of them judged best blind", searched["best_trial_judged_blind"], seconds),
+        _row("engine, one run", engine, engine["seconds"]),
+    ]
+    notes = [
+        f"{result['network']}, {result['data']['n']} images of {result['data']['name']}.",
+        f"Good images that the pool has and the engine has not: {result['good_in_the_search_alone']}.",
+        *result["cuts"],
+    ]
+    table = markdown_table(Table(HEADS, rows, "What the papers' search adds to one run of the engine."))
+    return table + "\n\n" + "\n".join(f"- {note}" for note in notes) + "\n"
+
+
+def _row(name: str, part: dict[str, Any], seconds: float) -> list[str]:
+    top = part["top10_mean"].get("ssim")
+    good, alike = (part["counts"][metric] for metric in ("ssim>0.4", "ncc>0.8"))
+    return [
+        name,
+        f"{good['train']} ({good['held_out']})",
+        f"{alike['train']} ({alike['held_out']})",
+        "–" if top is None else f"{top:.3f}",
+        f"{part['candidates']:,}",
+        f"{seconds:,.0f}",
+    ]
+
+
 def _told(what: str, every: int) -> Any:
-    def observe(step: int, metrics: Any) -> None:
+    def observe(step: int, metrics: Any, state: Any) -> None:
         if step % every == 0:
             print(f"{what}: step {step:,}, loss {metrics['loss']:.3g}", flush=True)
 
@@ -187,6 +220,7 @@ def main(arguments: list[str] | None = None) -> None:
         "note": busy_note(),
     }
     write_json(chosen.out / "search.json", result)
+    write_bytes(chosen.out / "search.md", markdown(result).encode())
     print(result["sentence"])
     print(f"wrote {chosen.out / 'search.json'} and {RunDirectory(chosen.out / 'search').path / 'sweep.html'}")
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.steps [MODEL] [-o runs/bench] [--data-root DIR]
 
-Without MODEL, a directory of `engram train`, two targets are trained: on the same 500 photographs at 32 x 32 and at
-64 x 64 pixels. Writes steps.json; Ctrl-C keeps the rows that are finished.
+Without MODEL, a directory of `engram train`, two targets are trained: on the same 500 photographs at 32 x 32 and
+at 64 x 64 pixels. Writes steps.json; Ctrl-C keeps the rows that are finished.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,21 +26,22 @@ from torch import Tensor
 
 from engram.attacks.engine.dense import Engine
 from engram.attacks.settings import EngineSettings
-from engram.cli.bars import progress_bar, share_bar
-from engram.cli.target import open_finished
+from engram.cli.bars import progress_bar
 from engram.core import files
 from engram.core.errors import DataError, DivergedError, EngramError
 from engram.core.loop import Budget, Observer, run
+from engram.core.progress import Progress, by_steps
+from engram.core.runs import busy_note, machine, peak_memory_bytes
 from engram.data.catalog import load
 from engram.data.choice import DataChoice
+from engram.models.networks import DenseNetwork
+from engram.models.open.door import open_view
 from engram.models.open.files import read_network
-from engram.models.tasks.kinds import Binary
-from engram.models.tasks.names import task_named
+from engram.models.tasks import Binary, task_named
 from engram.models.view import AttackerView
-from engram.papers.race import busy_note, machine, peak_memory_bytes
 from engram.training.recipe import Recipe
 from engram.training.spec import MLPSpec
-from engram.training.target import train
+from engram.training.target import card_of, train
 
 RECIPE = Recipe(lr=0.1, epochs=300)
 """Short, yet 500 photographs are fitted (loss 0.05) and have written a row space of about their final rank."""
@@ -152,7 +153,7 @@ def time_steps(case: StepCase, steps: int = STEPS, *, observers: Sequence[Observ
     setup = time.perf_counter() - started
     run(engine, Budget(steps=1))
     taken: list[int] = []
-    counting: list[Observer] = [lambda step, values: taken.append(step)]
+    counting: list[Observer] = [lambda step, *_: taken.append(step)]
     cpu_started = time.process_time()
     solution = run(engine, Budget(steps=engine.total_steps), observers=[*counting, *observers])
     cpu_seconds = time.process_time() - cpu_started
@@ -284,7 +285,7 @@ def run_steps(model: Path | None, out: Path, root: Path | None) -> bool:
     planned = cases(views)
     rows, memory, interrupted = [], None, False
     try:
-        with share_bar(MEASURING) as progress:
+        with progress_bar() as progress:
             memory = measure_memory(views[0], COMPARED)
             for index, case in enumerate(planned):
                 show = _part_of(progress, index, len(planned))
@@ -299,9 +300,9 @@ def run_steps(model: Path | None, out: Path, root: Path | None) -> bool:
     return not interrupted
 
 
-def _part_of(progress: Callable[[str, float], None], index: int, parts: int) -> Observer:
+def _part_of(progress: Progress, index: int, parts: int) -> Observer:
     """The bar of one case within the bar of all."""
-    return lambda step, values: progress(MEASURING, (index + step / STEPS) / parts)
+    return lambda step, *_: progress(MEASURING, (index + step / STEPS) / parts)
 
 
 def _twins(root: Path | None) -> tuple[list[AttackerView], str, list[str]]:
@@ -309,14 +310,16 @@ def _twins(root: Path | None) -> tuple[list[AttackerView], str, list[str]]:
     photos = photographs(IMAGES, root)
     views = []
     for enlarged in (1, 2):
-        with progress_bar(f"training on {32 * enlarged} x {32 * enlarged}", RECIPE.epochs) as progress:
-            views.append(trained_view(photos, enlarged, observers=[progress]))
+        with progress_bar() as progress:
+            what = f"training on {32 * enlarged} x {32 * enlarged}"
+            views.append(trained_view(photos, enlarged, observers=[by_steps(progress, what, RECIPE.epochs)]))
     about = f"{IMAGES} images, {photos.source}; {RECIPE.epochs} epochs at rate {RECIPE.lr:g}"
     return views, about, ["64 x 64: the same images, every pixel four times"]
 
 
 def _one(model: Path) -> tuple[list[AttackerView], str, list[str]]:
-    view, card = open_finished(model)
+    view, card = open_view(model).narrowed(DenseNetwork), card_of(model)
+    assert card is not None, "a directory of `engram train`"
     about = f"{view.network.name}, {card.data.n} images of {card.data.name}"
     return [view], about, ["image sizes are not compared: that takes two targets trained alike; leave MODEL out"]
 

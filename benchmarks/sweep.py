@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.sweep.executors import Executor, InProcess, Job, Processes
 from engram.sweep.space import PRESETS, SweepSpec

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from engram.models.networks import DenseNetwork
-from engram.models.tasks.base import Task
-from engram.models.tasks.kinds import Binary, Multiclass, MulticlassPairs, Regression
-from engram.models.tasks.names import infer_task
+from engram.models.tasks import Binary, Multiclass, MulticlassPairs, Regression, Task, infer_task
 from engram.models.view import AttackerView
 from engram.training.spec import BiasPolicy, MLPSpec, initialise
 

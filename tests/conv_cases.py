@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engram.data.readers import load_faces
 from engram.models.networks import ConvNetwork
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.training.spec import BiasPolicy, ConvSpec
 
 SHAPE = (1, 12, 12)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engram.data.choice import DataChoice
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.pipeline import build_target
 from engram.training.recipe import Recipe

@@ -1,8 +1,9 @@
 """READ FIRST. The whole flow, one call a stage:
 
-    build_target   data -> trained network          (the owner's side; skipped for a model that exists)
-    AttackerView   network -> what a stranger holds (weights, input shape, task; no data beyond this line)
-    attack         AttackerView -> Reconstruction   (candidates, duals, labels)
+    build_target   data -> trained network              (the owner's side; skipped for a model that exists)
+    open_view      model -> AttackerView                (weights, input shape, task; no data beyond this line)
+    make_attack    AttackerView -> Attack               (engine, haim2022 or buzaglo2023)
+    attack         Attack -> Reconstruction             (candidates, duals, labels)
     compare        Reconstruction + data -> ScoreReport (what was recovered, beside its null counts)
 
 Each stage takes built objects and returns a value; with a `directory` it leaves files that survive a kill.
@@ -25,14 +26,23 @@ from engram.core.runs import MetricsLog, RunDirectory, require_free, versions
 from engram.data.choice import DataChoice
 from engram.data.sets import ImageSet, Split, centred
 from engram.models.networks import ConvNetwork, N, Network
-from engram.models.tasks.base import Task
+from engram.models.tasks import Task
 from engram.scoring.match import Assignment
 from engram.scoring.protocols import Buzaglo2023Protocol, ScoringProtocol, VectorProtocol
 from engram.scoring.report import ScoreReport, evaluate
-from engram.training.cache import TargetCache, content_key
 from engram.training.recipe import Recipe
 from engram.training.spec import ConvSpec, MLPSpec, Spec
-from engram.training.target import Card, Quality, Target, measure, require_classes, save_target, train
+from engram.training.target import (
+    Card,
+    Quality,
+    Target,
+    TargetCache,
+    content_key,
+    measure,
+    require_classes,
+    save_target,
+    train,
+)
 
 CONVOLUTIONAL_B = 1.5
 """The 2023 paper averages candidates within this times the nearest distance for convolutional networks."""
@@ -51,9 +61,13 @@ def build_target(
     snapshot_every: float = 20.0,
     observers: Sequence[Observer] = (),
     cache: TargetCache | None = None,
+    data: Split | None = None,
 ) -> Target[N]:
-    """Train a network on the chosen images and measure it on images that it never saw, or find it in the cache."""
-    data = choice.load(root)
+    """Train a network on the chosen images and measure it on images that it never saw, or find it in the cache.
+
+    `data` is what `choice` loads, where the caller has it already.
+    """
+    data = data or choice.load(root)
     require_classes(data.train.classes, task)
     described = cast("MLPSpec | ConvSpec", spec)  # a Spec is one of these two
     key = None if cache is None else content_key(described, recipe, task, choice, data)
@@ -114,7 +128,7 @@ def build_target(
 
 
 def attack(
-    scheme: Attack,
+    chosen: Attack,
     *,
     seconds: float | None = None,
     directory: Path | None = None,
@@ -123,19 +137,19 @@ def attack(
     snapshot_every: float = 20.0,
     observers: Sequence[Observer] = (),
 ) -> tuple[Reconstruction, Solution]:
-    """Reconstruct training images from the scheme's view alone. `model` is only the name written into run.json."""
-    budget = Budget(steps=scheme.total_steps, seconds=seconds)
+    """Reconstruct training images from the attack's view alone. `model` is only the name written into run.json."""
+    budget = Budget(steps=chosen.total_steps, seconds=seconds)
     observed, snapshots = list(observers), None
     if directory is not None:
         snapshots = _prepared(directory, resume, snapshot_every)
         if resume and snapshots.path.exists():
-            snapshots.load(scheme.fingerprint())  # refuse another run's snapshot before its run.json is replaced
-        observed.append(MetricsLog(RunDirectory(directory).metrics, every=max(1, scheme.total_steps // 1000)))
-        _record(directory, scheme, model, None)
-    solution = run(scheme, budget, snapshots=snapshots, resume=resume, observers=observed)
-    found = scheme.reconstruction(solution.state)
+            snapshots.load(chosen.fingerprint())  # refuse another run's snapshot before its run.json is replaced
+        observed.append(MetricsLog(RunDirectory(directory).metrics, every=max(1, chosen.total_steps // 1000)))
+        _record(directory, chosen, model, None)
+    solution = run(chosen, budget, snapshots=snapshots, resume=resume, observers=observed)
+    found = chosen.reconstruction(solution.state)
     if directory is not None:
-        _record(directory, scheme, model, solution)
+        _record(directory, chosen, model, solution)
         solution.require_finite()
         found.save(RunDirectory(directory).reconstruction)
     return found, solution
@@ -184,7 +198,7 @@ def _prepared(directory: Path, resume: bool, snapshot_every: float) -> Snapshots
     return Snapshots(path=RunDirectory(directory).snapshot, every_seconds=snapshot_every)
 
 
-def _record(directory: Path, scheme: Attack, model: str, solution: Solution | None) -> None:
+def _record(directory: Path, chosen: Attack, model: str, solution: Solution | None) -> None:
     outcome = (
         {"state": "running"}
         if solution is None
@@ -195,12 +209,12 @@ def _record(directory: Path, scheme: Attack, model: str, solution: Solution | No
             "seconds": solution.seconds,
         }
     )
-    view = scheme.view
+    view = chosen.view
     record = {
         "schema_version": 1,
         "kind": "reconstruction",
-        "recipe": scheme.recipe,
-        "settings": asdict(scheme.settings),
+        "recipe": chosen.recipe,
+        "settings": asdict(chosen.settings),
         "model": model,
         "weights_sha256": view.network.digest(),
         "network": view.network.name,

@@ -8,7 +8,7 @@ import torch
 from engram.attacks.inversion import Inversion, InversionSettings, first_layer_images, invert
 from engram.core.errors import ConfigError
 from engram.models.networks import DenseNetwork
-from engram.models.tasks.kinds import Binary, Multiclass
+from engram.models.tasks import Binary, Multiclass
 from engram.models.view import AttackerView
 from tests.cases import view
 

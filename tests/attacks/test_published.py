@@ -22,7 +22,7 @@ from engram.attacks.settings import Haim2022
 from engram.core.errors import ConfigError
 from engram.core.loop import Budget, StopReason, run
 from engram.models.networks import DenseNetwork
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.training.spec import BiasPolicy
 from tests import cases, oracle

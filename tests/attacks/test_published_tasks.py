@@ -15,8 +15,7 @@ from engram.attacks.settings import KNOWN_SETTINGS, Buzaglo2023, Haim2022
 from engram.core.errors import ConfigError
 from engram.core.loop import Budget, Snapshots, StopReason, run
 from engram.models.networks import DenseNetwork
-from engram.models.tasks.base import Task
-from engram.models.tasks.kinds import Binary, Multiclass, MulticlassPairs, Regression
+from engram.models.tasks import Binary, Multiclass, MulticlassPairs, Regression, Task
 from engram.training.spec import BiasPolicy
 from tests import cases, oracle
 

@@ -11,7 +11,7 @@ from engram.data.choice import apply_labels
 from engram.data.readers import load_faces
 from engram.data.sets import ImageSet
 from engram.models.networks import DenseNetwork
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.training.recipe import Recipe
 from engram.training.spec import MLPSpec
 from engram.training.target import train

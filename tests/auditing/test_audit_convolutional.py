@@ -36,8 +36,8 @@ def test_faces_that_it_holds_are_found_and_others_are_not() -> None:
     assert sum(risk.recovered for risk in leaking.risks) >= 6
     assert leaking.comparison.membership is not None
     assert leaking.comparison.membership["dual"].roc.auc > 0.9
-    assert leaking.timeline[-1].train is not None
-    assert leaking.timeline[-1].train["ncc>0.8"] == sum(risk.recovered for risk in leaking.risks), (
+    assert leaking.timeline[-1].counts is not None
+    assert leaking.timeline[-1].counts["ncc>0.8"].train == sum(risk.recovered for risk in leaking.risks), (
         "the same matching"
     )
     assert innocent.verdict.outcome == "no leak found"
@@ -111,11 +111,11 @@ def test_a_module_a_state_dict_and_a_file_with_their_layers(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"arch": "conv3x8 relu flatten 200 relu 1"}, "arch needs input_shape"),
         (
-            {"arch": "conv3x8 relu flatten 200 relu 1", "input_shape": SHAPE},
-            "says which layers it has; leave arch out",
+            {"model": written().params, "arch": "conv3x8 relu flatten 200 relu 1"},
+            "--arch needs the shape of one input",
         ),
+        ({"arch": "conv3x8 relu flatten 100 relu 1"}, "says which layers it has; leave --arch out"),
         ({"input_shape": (1, 6, 24)}, "input shape 1x6x24 is not the 1x12x12 of the network's layers"),
         ({"model": drawn("conv3x3 relu flatten 1")}, "`engram reconstruct --recipe buzaglo2023`"),
         ({"model": drawn("conv3x3 relu flatten 5 5 relu 1")}, "`engram reconstruct --recipe buzaglo2023`"),

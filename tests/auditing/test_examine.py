@@ -14,9 +14,9 @@ from engram.auditing.reach import inspection_record, judge
 from engram.core.errors import ConfigError
 from engram.data.choice import DataChoice
 from engram.data.sets import Split
-from engram.members.boundaries import boundaries
+from engram.members.boundaries import boundaries, dense_part
 from engram.models.networks import DenseNetwork
-from engram.models.tasks.kinds import Binary, Multiclass
+from engram.models.tasks import Binary, Multiclass
 from engram.models.view import AttackerView
 from engram.pipeline import build_target
 from engram.training.recipe import Recipe
@@ -35,7 +35,7 @@ def gate() -> Gate:
     view = AttackerView(target.network, (1, 25, 25), Binary())
     description = describe(view, samples=10)
     found = examine(
-        view,
+        dense_part(view),
         description.space,
         data.train.images,
         data.train.labels,
@@ -120,7 +120,7 @@ def test_a_trained_gate_is_in_reach(gate: Gate) -> None:
 
 def test_samples_that_the_network_never_saw_do_not_explain_it(gate: Gate) -> None:
     view, data, description, found = gate
-    unseen = examine(view, description.space, data.held_out.images, data.held_out.labels, data.mean)
+    unseen = examine(dense_part(view), description.space, data.held_out.images, data.held_out.labels, data.mean)
     assert (unseen.held_out_boundaries, unseen.beyond_held_out) == (None, None)
     assert unseen.kkt.layers[0].gap > found.kkt.layers[0].gap + 0.2
     verdict = judge(description, unseen)
@@ -191,9 +191,9 @@ def test_data_of_another_kind_are_refused(gate: Gate) -> None:
     view, data, description, _ = gate
     images, labels, space = data.train.images, data.train.labels, description.space
     with pytest.raises(ConfigError, match="must have the model's input shape 1x25x25, got '1x20x25'"):
-        examine(view, space, images[:, :, :20], labels, data.mean[:, :20])
+        examine(dense_part(view), space, images[:, :, :20], labels, data.mean[:, :20])
     with pytest.raises(ConfigError, match="labels must be below 2 for a binary task, got 2; choose another label"):
-        examine(view, space, images, labels + 1, data.mean)
+        examine(dense_part(view), space, images, labels + 1, data.mean)
     with pytest.raises(ConfigError, match="samples must be positive, got 0"):
         describe(view, samples=0)
 

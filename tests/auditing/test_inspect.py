@@ -9,7 +9,7 @@ from torch import Tensor
 from engram.auditing.inspect import count_equations, describe, remaining_noise
 from engram.models.networks import DenseNetwork
 from engram.models.row_space import SAFETY
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from tests.cases import network, view
 

@@ -19,7 +19,7 @@ from engram.cli.watch import view
 from engram.core.errors import CheckpointError, ConfigError
 from engram.core.files import write_tensors
 from engram.core.loop import Budget, Snapshots, run
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.pipeline import attack
 from tests.auditing.cases import SHAPE

@@ -21,9 +21,9 @@ from benchmarks.steps import (
     trained_view,
 )
 
+from engram.core.runs import peak_memory_bytes
 from engram.data.choice import DataChoice
-from engram.models.tasks.kinds import Binary
-from engram.papers.race import peak_memory_bytes
+from engram.models.tasks import Binary
 from engram.pipeline import build_target
 from engram.training.recipe import Recipe
 from engram.training.spec import MLPSpec

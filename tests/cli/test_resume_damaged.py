@@ -18,7 +18,7 @@ from engram.attacks.settings import EngineSettings, Haim2022
 from engram.cli.app import main
 from engram.core.errors import CheckpointError
 from engram.models.open.files import read_network
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.pipeline import attack
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,16 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from engram.attacks.published import PublishedScheme
 from engram.attacks.reconstruction import Attack
-from engram.attacks.registry import engine_for
-from engram.attacks.settings import Buzaglo2023, EngineSettings
+from engram.attacks.registry import make_attack
+from engram.attacks.settings import EngineSettings
 from engram.auditing.samples import audit_data
 from engram.core import files
 from engram.core.loop import Budget, Snapshots, run
 from engram.data.catalog import load
 from engram.data.sets import to_unit
 from engram.models.open.files import read_network
-from engram.models.tasks.base import Task
-from engram.models.tasks.kinds import Binary, Multiclass
+from engram.models.tasks import Binary, Multiclass, Task
 from engram.models.view import AttackerView
 from engram.sweep.trial import packed
 from tests import cases
@@ -89,8 +86,9 @@ def test_data_is_aligned_wherever_it_enters(tmp_path: Path) -> None:
 def _attack(kind: str, task: Task) -> Attack:
     view = AttackerView(cases.network(27, 30, 12, task.outputs, dtype=torch.float32), (3, 3, 3), task)
     if kind == "engine":
-        return engine_for(view, EngineSettings(candidates=24, restarts=2, steps=20, metric_every=7, prior=0.7))
-    return PublishedScheme(view, replace(Buzaglo2023(), candidates=24, steps=40, dtype="float32"))
+        settings = EngineSettings(candidates=24, restarts=2, steps=20, metric_every=7, prior=0.7)
+        return make_attack(view, settings=settings)
+    return make_attack(view, "buzaglo2023", {"candidates": 24, "steps": 40, "dtype": "float32"})
 
 
 @pytest.mark.usefixtures("files_misaligned")

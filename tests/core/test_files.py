@@ -17,8 +17,8 @@ from engram.core.errors import CheckpointError
 TOO_BIG = """
 import resource, signal, sys, torch
 from pathlib import Path
-from engram import files
-from engram.errors import CheckpointError
+from engram.core import files
+from engram.core.errors import CheckpointError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:

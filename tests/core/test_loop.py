@@ -96,7 +96,7 @@ def test_seconds_are_those_of_all_processes(tmp_path: Path) -> None:
 
 def test_observers_see_every_step() -> None:
     seen: list[tuple[int, float]] = []
-    run(Halving(), Budget(steps=3), observers=[lambda step, metrics: seen.append((step, metrics["loss"]))])
+    run(Halving(), Budget(steps=3), observers=[lambda step, metrics, _: seen.append((step, metrics["loss"]))])
     assert seen == [(1, 0.5), (2, 0.25), (3, 0.125)]
 
 
@@ -109,7 +109,7 @@ def test_resumes_where_it_stopped(tmp_path: Path) -> None:
         Budget(steps=5),
         snapshots=snapshots,
         resume=True,
-        observers=[lambda step, _: steps.append(step)],
+        observers=[lambda step, *_: steps.append(step)],
     )
     assert steps == [4, 5]
     assert float(solution.state["x"]) == 0.5**5

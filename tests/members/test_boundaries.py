@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engram.auditing.examine import examine_either
-from engram.auditing.inspect import describe_either
-from engram.auditing.reach import judge_either
+from engram.auditing.examine import examine
+from engram.auditing.inspect import describe
+from engram.auditing.reach import judge
 from engram.core.errors import ConfigError
 from engram.members.boundaries import ON_BOUNDARY, boundaries, dense_part
 from engram.members.evidence import membership_tests
 from engram.models.networks import Network
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.training.recipe import Recipe
 from engram.training.spec import ConvSpec
@@ -62,22 +62,19 @@ def test_a_trained_network_tells_its_members_over_features() -> None:
 
 def test_what_samples_say_of_the_layer_that_reads_features() -> None:
     whole: AttackerView[Network] = AttackerView(written(), SHAPE, Binary())
-    description, part = describe_either(whole), dense_part(whole)
-    own = examine_either(part, description.space, faces(0), LABELS, faces(0).mean(0))
+    description, part = describe(whole), dense_part(whole)
+    own = examine(part, description.space, faces(0), LABELS, faces(0).mean(0))
     assert [gap.name for gap in own.kkt.layers] == ["layers.1", "layers.2"]
     assert own.ceiling.ssim is None
     assert own.ceiling.ncc is None, "of features, a likeness says nothing of the image"
-    verdict = judge_either(description, own)
+    verdict = judge(description, own)
     assert verdict.in_reach
     assert "explain" in verdict.sentence
-    other = examine_either(part, description.space, faces(50), LABELS, faces(0).mean(0))
+    other = examine(part, description.space, faces(50), LABELS, faces(0).mean(0))
     assert float(own.ceiling.share.median()) > 0.99 > float(other.ceiling.share.max()), "features in the row space"
-    assert (
-        "Out of reach of this attack: the samples' gradients explain only"
-        in judge_either(description, other).sentence
-    )
+    assert "Out of reach of this attack: the samples' gradients explain only" in judge(description, other).sentence
     with pytest.raises(ConfigError, match="must have the model's input shape 1x12x12, got '1x6x6'"):
-        examine_either(part, description.space, faces(0)[:, :, ::2, ::2], LABELS, torch.zeros(1, 6, 6))
+        examine(part, description.space, faces(0)[:, :, ::2, ::2], LABELS, torch.zeros(1, 6, 6))
 
 
 def test_layers_without_such_a_part_are_told() -> None:

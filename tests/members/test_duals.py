@@ -11,7 +11,7 @@ from torch import Tensor
 from engram.core.errors import ConfigError
 from engram.members.duals import kkt, nonnegative_minimum
 from engram.models.networks import DenseNetwork
-from engram.models.tasks.kinds import Binary, Multiclass
+from engram.models.tasks import Binary, Multiclass
 from engram.training.spec import BiasPolicy
 from tests.cases import network, points
 

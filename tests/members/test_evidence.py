@@ -9,7 +9,7 @@ from torch import Tensor
 from engram.core.errors import ConfigError
 from engram.members.boundaries import boundaries
 from engram.members.evidence import Membership, membership_tests
-from engram.models.tasks.kinds import Binary, Multiclass, Regression
+from engram.models.tasks import Binary, Multiclass, Regression
 from engram.models.view import AttackerView
 from engram.training.recipe import Recipe
 from engram.training.spec import MLPSpec

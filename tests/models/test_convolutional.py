@@ -15,8 +15,7 @@ from engram.core.errors import ConfigError, UnsupportedModelError
 from engram.core.loop import Budget, Snapshots, run
 from engram.models.architecture import Architecture, parse_layers
 from engram.models.networks import ConvNetwork, DenseNetwork
-from engram.models.tasks.base import Task
-from engram.models.tasks.kinds import Binary, Multiclass, MulticlassPairs, Regression
+from engram.models.tasks import Binary, Multiclass, MulticlassPairs, Regression, Task
 from engram.models.view import AttackerView
 from engram.training.descent import GradientDescent
 from engram.training.factored import ConvDescent

@@ -8,9 +8,16 @@ from torch import Tensor
 
 from engram.attacks.published import residuals
 from engram.core.errors import ConfigError
-from engram.models.tasks.base import Task
-from engram.models.tasks.kinds import Binary, Multiclass, MulticlassPairs, Regression
-from engram.models.tasks.names import infer_task, own_classes, task_named
+from engram.models.tasks import (
+    Binary,
+    Multiclass,
+    MulticlassPairs,
+    Regression,
+    Task,
+    infer_task,
+    own_classes,
+    task_named,
+)
 from tests import cases
 
 TASKS = pytest.mark.parametrize("task", cases.TASKS, ids=lambda task: f"{task.name}-{task.outputs}")

@@ -9,7 +9,7 @@ import pytest
 
 from engram.papers.cases import Means, Setting
 from engram.papers.runner import Run
-from engram.training.cache import TargetCache
+from engram.training.target import TargetCache
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ import torch
 from engram.attacks.settings import EngineSettings
 from engram.core import files
 from engram.core.errors import CheckpointError, ConfigError
+from engram.core.progress import silent
 from engram.papers.cases import Case, CasePlan, Means, Setting, find_case, run_case
 from engram.papers.records import RECORD_FILE, Finished
 
@@ -25,7 +26,7 @@ SMOKE = Setting(scale="smoke", means=Means())
 
 def _run(order: CasePlan, home: Path) -> tuple[Finished, list[float]]:
     told: list[float] = []
-    finished = run_case(order, Means(), home, told=told.append)
+    finished = run_case(order, Means(), home, progress=lambda _, share: told.append(share))
     assert finished is not None
     return finished, told
 
@@ -86,9 +87,9 @@ def test_a_case_of_another_process_is_left_to_it(tmp_path: Path) -> None:
     order = Case("cifar50", "weights").order(SMOKE)
     (tmp_path / "work").mkdir()
     with files.locked(tmp_path / "work" / f"{order.key}.lock"):
-        assert run_case(order, Means(), tmp_path, told=lambda share: None, wait=False) is None
+        assert run_case(order, Means(), tmp_path, progress=silent, wait=False) is None
     assert find_case(order, tmp_path) is None
-    assert run_case(order, Means(), tmp_path, told=lambda share: None, wait=False) is not None
+    assert run_case(order, Means(), tmp_path, progress=silent, wait=False) is not None
 
 
 LONG = 400
@@ -96,9 +97,9 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from tests.papers.test_case import long_order
-from engram.experiments.case import run_case
-from engram.experiments.computing import Means
-run_case(long_order(), Means(snapshot_every=0), Path(sys.argv[1]), told=lambda share: None)
+from engram.core.progress import silent
+from engram.papers.cases import Means, run_case
+run_case(long_order(), Means(snapshot_every=0), Path(sys.argv[1]), progress=silent)
 """
 
 

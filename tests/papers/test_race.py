@@ -16,19 +16,20 @@ from engram.attacks.settings import EngineSettings, Haim2022
 from engram.core.errors import ConfigError
 from engram.data.choice import DataChoice
 from engram.data.sets import Split
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.models.view import AttackerView
-from engram.papers.race import METRICS, Race, RaceSettings, TraceCount, run_race, trace
+from engram.papers.race import METRICS, Race, RaceSettings, run_race, trace
 from engram.pipeline import build_target
+from engram.scoring.report import Count
 from engram.training.recipe import Recipe
 from engram.training.spec import MLPSpec
 from tests import cases
 
 DATA = DataChoice(name="faces", labels="gate", n=10)
-NONE_YET = {metric: TraceCount(0, 0, 0.0, 0) for metric in METRICS}
+NONE_YET = {metric: Count(train=0, held_out=0, excess=0.0, noise=0) for metric in METRICS}
 
 
-def nothing(found: Reconstruction) -> dict[str, TraceCount]:
+def nothing(found: Reconstruction) -> dict[str, Count]:
     return NONE_YET
 
 
@@ -91,26 +92,26 @@ def test_the_plot_is_drawn_with_and_without_the_published_scheme(race: Race) -> 
 
 
 def test_the_clock_stands_still_while_scoring(view: AttackerView) -> None:
-    def slow_judge(found: Reconstruction) -> dict[str, TraceCount]:
+    def slow_judge(found: Reconstruction) -> dict[str, Count]:
         time.sleep(0.3)
         return NONE_YET
 
     scheme = PublishedScheme(view, Haim2022(candidates=4, steps=3))
     started = time.perf_counter()
     result = trace(scheme, slow_judge, first_moment=1e-9)
-    assert len(result.moments) == 3
+    assert len(result.points) == 3
     assert time.perf_counter() - started - result.seconds > 0.89, "three times 0.3 s of scoring are not counted"
 
 
 def test_planning_counts(view: AttackerView) -> None:
     scheme = PublishedScheme(view, Haim2022(candidates=4, steps=2))
-    assert trace(scheme, nothing, already=100.0).moments[0].seconds > 100
+    assert trace(scheme, nothing, already=100.0).points[0].seconds > 100
 
 
 def test_ctrl_c_keeps_what_was_measured(view: AttackerView, race: Race) -> None:
     seen: list[float] = []
 
-    def judge(found: Reconstruction) -> dict[str, TraceCount]:
+    def judge(found: Reconstruction) -> dict[str, Count]:
         seen.append(len(found))
         if len(seen) == 3:
             raise KeyboardInterrupt
@@ -119,7 +120,7 @@ def test_ctrl_c_keeps_what_was_measured(view: AttackerView, race: Race) -> None:
     engine = Engine(view, EngineSettings(candidates=8, steps=20, restarts=1, prior=0.0))
     result = trace(engine, judge, first_moment=1e-9)
     assert result.is_interrupted
-    assert len(result.moments) == 2
+    assert len(result.points) == 2
     assert result.steps >= 3
     record = replace(race, engine=result, published=None).to_json()
     assert record["interrupted"] is True

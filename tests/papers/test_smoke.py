@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engram.core.progress import silent
 from engram.papers.attacks import SMOKE_STEPS, natural_contrast
 from engram.papers.cases import Case, run_case
 from engram.papers.catalogue import CATALOGUE, PUBLISHED
@@ -49,7 +50,7 @@ def test_published_numbers_belong_to_presets() -> None:
 @pytest.mark.parametrize("preset", ["cifar50", "mnist500", "classes10", "cifar300-huber", "conv3x32"])
 def test_the_published_scheme_attacks_the_same_targets(preset: str, smoke: Run, papers: Path) -> None:
     order = Case(preset).order(replace(smoke.setting, recipe="haim2022"))
-    finished = run_case(order, smoke.setting.means, papers, told=lambda share: None)
+    finished = run_case(order, smoke.setting.means, papers, progress=silent)
     assert finished is not None
     record = finished.record
     assert record.attack == "haim2022"

@@ -10,14 +10,13 @@ import torch
 
 from engram.core.errors import ConfigError
 from engram.data.choice import DataChoice
-from engram.models.tasks.kinds import Binary
-from engram.models.tasks.names import task_named
+from engram.models.open.door import CARD_FILE, MODEL_FILE
+from engram.models.tasks import Binary, task_named
 from engram.pipeline import build_target
-from engram.training.cache import ENTRY_FILE, TargetCache, content_key
 from engram.training.presets import PRESETS, SCALES, Scale, plan
 from engram.training.recipe import Flow, Recipe
 from engram.training.spec import MLPSpec
-from engram.training.target import CARD_FILE, MODEL_FILE
+from engram.training.target import ENTRY_FILE, TargetCache, content_key
 from tests.cli.command import engram
 
 
@@ -72,7 +71,7 @@ def _build(cache: TargetCache, recipe: Recipe, directory: Path | None = None) ->
         Binary(),
         cache=cache,
         directory=directory,
-        observers=[lambda step, values: trained.append(step)],
+        observers=[lambda step, *_: trained.append(step)],
     )
     return target.network.weights[0], len(trained)
 

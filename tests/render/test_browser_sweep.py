@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from engram.data.choice import DataChoice
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.render.html import render
 from engram.sweep.executors import InProcess

@@ -10,7 +10,6 @@ import torch
 from engram.core.errors import ConfigError
 from engram.scoring.protocols import Buzaglo2023Protocol, Haim2022Protocol, ScoringProtocol, VectorProtocol
 from engram.scoring.report import ScoreReport, evaluate
-from engram.scoring.table import Threshold
 
 from .cases import generator, noisy_copies, smooth_images
 
@@ -28,13 +27,13 @@ def report_on(candidates: torch.Tensor, protocol: ScoringProtocol | None = None)
 @pytest.mark.parametrize("protocol", [Buzaglo2023Protocol(), Haim2022Protocol()], ids=repr)
 def test_noisy_training_images_are_all_recovered(protocol: ScoringProtocol) -> None:
     report = report_on(noisy_copies(TRAIN, MEAN, copies=3, level=0.02), protocol)
-    strictest = report.counts[-1]
-    assert strictest.threshold == Threshold("ncc", 0.9)
+    strictest = report.counts["ncc>0.9"]
+    assert strictest == list(report.counts.values())[-1]
     assert (strictest.train, strictest.held_out, strictest.excess, strictest.noise) == (40, 0, 40, 0)
     assert strictest.distinct_candidates == 40
     assert report.top10_mean is not None
     if isinstance(protocol, Buzaglo2023Protocol):
-        assert report.counts[0].train == 40
+        assert report.counts["ssim>0.4"].train == 40
         assert report.top10_mean > 0.8
 
 
@@ -49,7 +48,7 @@ def test_noise_around_the_mean_recovers_nothing_in_excess() -> None:
     mean = torch.cat([train, held_out]).mean(0)
     candidates = 1e-3 * torch.randn(80, *SHAPE, generator=generator(5), dtype=torch.float64)
     report = evaluate(candidates, train, held_out, mean, protocol=Buzaglo2023Protocol(), generator=generator())
-    by_ssim, *by_ncc = report.counts
+    by_ssim, *by_ncc = report.counts.values()
     assert by_ssim.held_out is not None
     assert by_ssim.excess is not None
     assert min(by_ssim.train, by_ssim.held_out, by_ssim.noise) >= 10  # the trap
@@ -75,7 +74,7 @@ def test_unequal_sizes_scale_the_held_out_count() -> None:
     report = evaluate(
         candidates, TRAIN, HELD_OUT[:10], MEAN, protocol=Buzaglo2023Protocol(), generator=generator()
     )
-    row = report.counts[-1]
+    row = report.counts["ncc>0.9"]
     assert row.held_out == 10
     assert row.excess == row.train - 10 * 40 / 10
     assert "40/10" in report.warnings[0]
@@ -109,6 +108,7 @@ def test_vectors_report_relative_l2() -> None:
     others = torch.randn(20, 2, generator=generator(1)) + 9
     mean = points.mean(0)
     report = evaluate(points - mean, points, others, mean, protocol=VectorProtocol(), generator=generator())
-    assert [row.threshold.text for row in report.counts] == ["relative_l2<0.1", "relative_l2<0.3"]
-    assert (report.counts[0].train, report.counts[0].held_out, report.counts[0].excess) == (20, 0, 20)
+    assert list(report.counts) == ["relative_l2<0.1", "relative_l2<0.3"]
+    count = report.counts["relative_l2<0.1"]
+    assert (count.train, count.held_out, count.excess, count.recovered) == (20, 0, 20, 20)
     assert report.to_json()["top10_mean"] == {"relative_l2": pytest.approx(0, abs=1e-6)}

@@ -28,11 +28,10 @@ def random_problem(n: int = 7, m: int = 53) -> tuple[Tensor, Tensor]:
 def test_chunked_scores_equal_one_comparison(protocol: ScoringProtocol, chunk: int) -> None:
     images, candidates = random_problem()
     scorer = protocol.scorer(images)
-    seen: list[tuple[int, int]] = []
-    scores = all_scores(scorer, candidates, chunk=chunk, progress=lambda done, total: seen.append((done, total)))
+    seen: list[float] = []
+    scores = all_scores(scorer, candidates, chunk=chunk, progress=lambda _, share: seen.append(share))
     torch.testing.assert_close(scores, scorer(candidates))
-    assert [done for done, _ in seen] == [*range(chunk, 53, chunk), 53]
-    assert {total for _, total in seen} == {53}
+    assert seen == [done / 53 for done in (*range(chunk, 53, chunk), 53)]
 
 
 @pytest.mark.parametrize(("images", "candidates"), [(1, 1), (7, 53), (5000, 100_000), (3, 2**28), (1000, 2**20)])
@@ -50,15 +49,15 @@ def test_blocks_of_images_change_nothing(protocol: ScoringProtocol, monkeypatch:
     mean = pixels.mean(0)
     whole = score(candidates, pixels, mean, protocol=protocol)
     monkeypatch.setattr("engram.scoring.voting.SCORES_AT_ONCE", 110)  # two images a block
-    seen: list[tuple[int, int]] = []
+    seen: list[float] = []
     split = score(
         candidates,
         pixels,
         mean,
         protocol=protocol,
-        progress=lambda done, total: seen.append((done, total)),
+        progress=lambda _, share: seen.append(share),
     )
-    assert seen == [(53 * block, 4 * 53) for block in (1, 2, 3, 4)]
+    assert seen == [0.25, 0.5, 0.75, 1.0]
     assert split.candidate.equal(whole.candidate)
     assert split.votes.equal(whole.votes)
     torch.testing.assert_close(split.distance, whole.distance)

@@ -10,7 +10,7 @@ import torch
 
 from engram.attacks.reconstruction import Reconstruction
 from engram.models.networks import DenseNetwork
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.sweep.trial import unexplained_share
 from engram.training.spec import BiasPolicy

@@ -14,10 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load
 
+from engram.attacks.published import PublishedScheme
 from engram.core.errors import ConfigError
 from engram.core.loop import Metrics, State
 from engram.sweep.executors import ATTEMPTS, Executor, InProcess, Job, Processes
-from engram.sweep.trial import Ended, PackedView, TrialOrder, Watched, packed, run_trial
+from engram.sweep.trial import Ended, PackedView, TrialOrder, packed, run_trial
 from tests.sweep import small
 
 SETTINGS = {"candidates": 6, "steps": 30, "lr_images": 0.01, "seed": 5}
@@ -84,15 +85,17 @@ def test_an_interrupted_trial_goes_on_from_its_snapshot(tmp_path: Path, monkeypa
     """Ends as the undisturbed one, with the checkpoints it had passed."""
     whole = run_trial(packed(small.view()), order())
     monkeypatch.setattr("engram.sweep.trial.SNAPSHOT_SECONDS", 0.0)
-    step = Watched.step
+    step = PublishedScheme.step
+    taken: list[int] = []
 
-    def dies_at_12(self: Watched, state: State) -> Metrics:
-        if int(state["watched_steps"]) == 12:
+    def dies_after_12(self: PublishedScheme, state: State) -> Metrics:
+        if len(taken) == 12:
             raise KeyboardInterrupt
+        taken.append(1)
         return step(self, state)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Watched, "step", dies_at_12)
+        patched.setattr(PublishedScheme, "step", dies_after_12)
         with pytest.raises(KeyboardInterrupt):
             run_trial(packed(small.view()), order(scratch=tmp_path))
     resumed = run_trial(packed(small.view()), order(scratch=tmp_path))
@@ -188,6 +191,8 @@ def test_weights_that_are_a_pickle_are_refused_and_not_run(tmp_path: Path) -> No
         def __reduce__(self) -> tuple[object, ...]:
             return Path.touch, (tmp_path / "executed",)
 
-    sent = PackedView(weights=pickle.dumps(Hostile()), task="binary", input_shape=(4,), pixel_range=(0.0, 1.0))
+    sent = PackedView(
+        weights=pickle.dumps(Hostile()), layers=None, task="binary", input_shape=(4,), pixel_range=(0.0, 1.0)
+    )
     assert run_trial(sent, order()).state == "failed"
     assert not (tmp_path / "executed").exists()

@@ -16,8 +16,9 @@ import pytest
 
 from engram.core import files
 from engram.sweep.executors import Processes
+from engram.sweep.index import read_index
 from engram.sweep.summary import conclude
-from engram.sweep.sweep import drive, read_index
+from engram.sweep.sweep import drive
 from tests.sweep import small
 
 ENGRAM = [sys.executable, "-c", "from engram.cli.app import main; main()"]

@@ -15,7 +15,7 @@ from engram.attacks.reconstruction import Reconstruction
 from engram.auditing.verdict import sweep_verdict
 from engram.data.choice import DataChoice
 from engram.data.sets import Split
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.pipeline import compare
 from engram.render.html import render

@@ -111,9 +111,9 @@ def test_points_are_merged_by_distance_not_by_direction() -> None:
 
 def test_progress_reaches_its_end() -> None:
     trials = _trials()
-    seen: list[tuple[int, int]] = []
-    pool_trials(list(trials), trials.__getitem__, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(done, 10) for done in range(1, 11)]
+    seen: list[float] = []
+    pool_trials(list(trials), trials.__getitem__, progress=lambda _, share: seen.append(share))
+    assert seen == [done / 10 for done in range(1, 11)]
 
 
 @pytest.mark.parametrize("negative", [0.0, -1.0])

@@ -16,9 +16,10 @@ os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # what Ray will do by de
 ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'engram[ray]'")
 
 from engram.core.errors import ConfigError  # noqa: E402
+from engram.sweep.index import read_index  # noqa: E402
 from engram.sweep.ray_tasks import RayTasks  # noqa: E402
 from engram.sweep.summary import conclude  # noqa: E402
-from engram.sweep.sweep import drive, read_index  # noqa: E402
+from engram.sweep.sweep import drive  # noqa: E402
 from tests.sweep import small  # noqa: E402
 
 TRIALS, STEPS = 12, 150

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engram.attacks.registry import RECIPES, build_attack
+from engram.attacks.registry import make_attack, parse_setting
 from engram.core.errors import ConfigError
 from engram.sweep.space import PRESETS, Choice, Range, Space, find_space, read_space
 from tests.sweep import small
@@ -31,7 +31,7 @@ def test_the_ends_of_every_preset_are_settings(name: str) -> None:
             key: getattr(one, end) if isinstance(one, Range) else one.choices[-1]
             for key, one in space.search.items()
         }
-        scheme = build_attack(space.recipe, small.view(), {**space.fixed, **values, "seed": 3})
+        scheme = make_attack(small.view(), space.recipe, {**space.fixed, **values, "seed": 3})
         assert scheme.settings.seed == 3
 
 
@@ -94,7 +94,7 @@ def test_fixing_takes_a_setting_out_of_the_search() -> None:
 @pytest.mark.parametrize("text", ["many", "1.5"])
 def test_a_setting_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=f"--set steps={text} can't be read"):
-        RECIPES["haim2022"].parse("steps", text)
+        parse_setting("haim2022", f"steps={text}")
 
 
 def test_an_unknown_space_is_refused() -> None:

@@ -14,14 +14,15 @@ import pytest
 from engram.core.errors import ConfigError, EngramError
 from engram.data.choice import DataChoice
 from engram.data.sets import Split
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.render.plots import sweep_figure
 from engram.sweep.executors import InProcess, Processes
+from engram.sweep.index import append_row, read_index
 from engram.sweep.space import PRESETS, WARM_UP, Space, SweepSpec
 from engram.sweep.study import Row
 from engram.sweep.summary import conclude
-from engram.sweep.sweep import Oracle, Sweep, append_row, drive, read_index
+from engram.sweep.sweep import Oracle, Sweep, drive
 from tests import cases
 from tests.sweep import small
 

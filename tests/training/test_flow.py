@@ -14,8 +14,7 @@ from engram.core.loop import Budget, Snapshots, State, StopReason, run
 from engram.data.choice import DataChoice
 from engram.data.sets import centred
 from engram.models.networks import DenseNetwork
-from engram.models.tasks.base import Task
-from engram.models.tasks.kinds import Binary, Multiclass, Regression
+from engram.models.tasks import Binary, Multiclass, Regression, Task
 from engram.training.descent import GradientDescent
 from engram.training.factored import GramDescent
 from engram.training.flow import FlowDescent, advance, reach

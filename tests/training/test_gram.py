@@ -11,8 +11,7 @@ import torch
 from engram.core.errors import ConfigError
 from engram.core.loop import Budget, run
 from engram.models.networks import DenseNetwork
-from engram.models.tasks.base import Task
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary, Task
 from engram.training.descent import GradientDescent
 from engram.training.factored import BatchDescent, GramDescent
 from engram.training.recipe import Recipe

@@ -11,8 +11,7 @@ import torch
 
 from engram.core.errors import ConfigError
 from engram.core.loop import Budget, Snapshots, StopReason, run
-from engram.models.tasks.base import Task
-from engram.models.tasks.kinds import Binary, Multiclass
+from engram.models.tasks import Binary, Multiclass, Task
 from engram.training.descent import GradientDescent
 from engram.training.recipe import Recipe
 from engram.training.spec import MLPSpec, initialise

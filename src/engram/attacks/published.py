@@ -14,7 +14,7 @@ from engram.attacks.settings import Buzaglo2023, Haim2022
 from engram.core.errors import require
 from engram.core.loop import Metrics, State, Values
 from engram.models.networks import Activation, Network
-from engram.models.tasks.base import Task
+from engram.models.tasks import Task
 from engram.models.view import AttackerView
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -14,98 +14,115 @@ from engram.attacks.engine.dense import Engine
 from engram.attacks.engine.iteration import EngineIteration, fit_to_budget
 from engram.attacks.published import PublishedScheme
 from engram.attacks.reconstruction import Attack
-from engram.attacks.settings import Buzaglo2023, EngineSettings, Haim2022
-from engram.core.errors import CheckpointError, ConfigError, require
-from engram.core.runs import RunDirectory, read_record, read_settings
-from engram.models.networks import ConvNetwork, DenseNetwork, Network
+from engram.attacks.settings import KNOWN_SETTINGS, Buzaglo2023, EngineSettings, Haim2022, default_settings
+from engram.core.errors import ConfigError, require
+from engram.core.runs import RunDirectory, read_record, read_settings, recorded_recipe, refuse_difference
+from engram.models.networks import Network
+from engram.models.tasks import Task
 from engram.models.view import AttackerView
 
-
-def engine_for(
-    view: AttackerView[Network], settings: EngineSettings, seconds: float | None = None
-) -> EngineIteration[Any]:
-    """The engine with these settings; with `seconds`, steps and restarts are planned for so long a run.
-
-    Of several classes it takes the whole KKT condition, a dual for each pair of a sample and another class: ten
-    classes of 50 leave 0.56 of the first layer's energy unexplained with the runner-up alone, 0.20 with all pairs.
-    Kernels as large as the image are rows of a fully-connected layer, which the engine for those reads better:
-    conv(32, 32)-300-1 on 50 images of CIFAR-10 gave 13 good ones in 25 s, and none as a convolution.
-    """
-    engine: EngineIteration[Any]
-    view = replace(view, task=view.task.with_all_duals())
-    if isinstance(view.network, ConvNetwork) and (dense := view.network.dense_equivalent) is not None:
-        engine = Engine(AttackerView(dense, view.input_shape, view.task, view.pixel_range), settings)
-    elif isinstance(view.network, ConvNetwork):
-        engine = ConvEngine(view.narrowed(ConvNetwork), settings)
-    else:
-        engine = Engine(view.narrowed(DenseNetwork), settings)
-    return engine if seconds is None else fit_to_budget(engine, seconds)
-
-
-@dataclass(frozen=True)
-class AttackKind:
-    """A way to attack: its settings, a frozen dataclass with defaults, and what runs them."""
-
-    settings: type[Any]
-    scheme: Callable[[AttackerView, Any], Attack]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What can be chosen; the seed is the sweep's."""
-        return tuple(field.name for field in fields(self.settings) if field.name != "seed")
-
-    def parse(self, name: str, text: str) -> Any:
-        """A setting as the command line gives it.
-
-        >>> RECIPES["haim2022"].parse("steps", "3000"), RECIPES["engine"].parse("prior", "0.8")
-        (3000, 0.8)
-        """
-        require(name in self.names, "--set", f"must name one of {', '.join(self.names)}", name)
-        try:
-            return TypeAdapter(get_type_hints(self.settings)[name]).validate_python(text)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            raise ConfigError(f"--set {name}={text} can't be read: {reason}") from error
-
-
-RECIPES: Mapping[str, AttackKind] = {
-    "haim2022": AttackKind(Haim2022, PublishedScheme),
-    "engine": AttackKind(EngineSettings, engine_for),
+Settings = EngineSettings | Haim2022
+RECIPES: Mapping[str, type[Settings]] = {
+    "engine": EngineSettings,
+    "haim2022": Haim2022,
+    "buzaglo2023": Buzaglo2023,
 }
+"""Ways to attack by their names, each with its settings, a frozen dataclass with defaults."""
+PLANNED = ("steps", "restarts")
+"""What a budget decides."""
 
 
-def build_attack(recipe: str, view: AttackerView, values: Mapping[str, Any]) -> Attack:
-    chosen = RECIPES[recipe]
-    return chosen.scheme(view, chosen.settings(**values))
-
-
-def choose_scheme(
+def make_attack(
     view: AttackerView[Network],
+    recipe: str | None = None,
+    settings: Settings | Mapping[str, Any] | None = None,
     *,
-    settings: EngineSettings | None = None,
-    seconds: float | None = None,
-    resumed: Path | None = None,
+    budget: float | None = None,
+    resume_from: Path | None = None,
 ) -> Attack:
-    """Planned for `seconds` if given; a resumed run keeps the plan in its run.json and takes no other."""
-    if resumed is not None and RunDirectory(resumed).record.exists():
-        stored = stored_scheme(view, resumed)
-        require(
-            settings in (None, stored.settings),
-            "settings",
-            f"must be those of the run that is gone on with ({stored.settings})",
-            settings,
-            "leave them out, or start anew in another directory",
+    """The attack on a view.
+
+    recipe       one of `RECIPES`; the engine by default
+    settings     the recipe's own dataclass, or by name those that differ from what the task suggests
+    budget       seconds that the engine plans its steps and restarts for; the published schemes keep their steps
+    resume_from  directory of a run: recipe and settings are those in its run.json, if there is one, and others
+                 that are given are refused by name
+    """
+    if resume_from is not None and RunDirectory(resume_from).record.exists():
+        return _resumed(view, recipe, settings, budget, resume_from)
+    if isinstance(settings, EngineSettings | Haim2022):
+        require(recipe in (None, settings.recipe), "settings", f"must be those of {recipe}", settings.recipe)
+        attack = _built(view, settings)
+    else:
+        named, recipe = settings or {}, recipe or Engine.recipe
+        require(recipe in RECIPES, "recipe", f"must be one of {', '.join(RECIPES)}", recipe)
+        attack = _built(view, choose_settings(recipe, view.task, named))
+        if budget is not None and recipe == Engine.recipe and any(name in named for name in PLANNED):
+            raise ConfigError("a budget plans steps and restarts itself; give one or the other")
+    return fit_to_budget(attack, budget) if budget is not None and isinstance(attack, EngineIteration) else attack
+
+
+def choose_settings(recipe: str, task: Task, given: Mapping[str, Any], *, known: str | None = None) -> Settings:
+    """Settings of a recipe: those given, else what the authors' search ended with, by its name or by task."""
+    kind = RECIPES[recipe]
+    names = [field.name for field in fields(kind)]
+    for name in given:
+        require(name in names, "settings", f"of {recipe} are {', '.join(names)}", name)
+    if kind is EngineSettings:
+        return EngineSettings(**given)
+    require(known in (None, *KNOWN_SETTINGS), "--settings", f"must be one of {', '.join(KNOWN_SETTINGS)}", known)
+    chosen = asdict(KNOWN_SETTINGS[known or default_settings(task)])
+    if "candidates" not in given:  # as many of each label, however many labels there are
+        chosen["candidates"] += -chosen["candidates"] % task.label_count
+    return kind(**{**chosen, **given})
+
+
+def setting_names(recipe: str) -> tuple[str, ...]:
+    """What can be chosen by name; the seed is chosen apart."""
+    return tuple(field.name for field in fields(RECIPES[recipe]) if field.name != "seed")
+
+
+def parse_setting(recipe: str, text: str) -> tuple[str, Any]:
+    """NAME=VALUE as the command line gives it.
+
+    >>> parse_setting("haim2022", "steps=3000"), parse_setting("engine", "prior=0.8")
+    (('steps', 3000), ('prior', 0.8))
+    """
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set must be NAME=VALUE, got {text!r}; for example --set steps=3000")
+    names = setting_names(recipe)
+    require(name in names, "--set", f"must name one of {', '.join(names)}", name)
+    try:
+        return name, TypeAdapter(get_type_hints(RECIPES[recipe])[name]).validate_python(value)
+    except ValidationError as error:
+        raise ConfigError(f"--set {text} can't be read: {error.errors()[0]['msg']}") from error
+
+
+def _built(view: AttackerView[Network], settings: Settings) -> Attack:
+    if isinstance(settings, Haim2022):
+        return PublishedScheme(view, settings)
+    return Engine(view, settings) if view.dense is not None else ConvEngine(view, settings)
+
+
+def _resumed(
+    view: AttackerView[Network],
+    recipe: str | None,
+    settings: Settings | Mapping[str, Any] | None,
+    budget: float | None,
+    directory: Path,
+) -> Attack:
+    """The attack of a run that exists, unless something else was asked for."""
+    where, record = RunDirectory(directory).record, read_record(directory)
+    if record.get("weights_sha256") != view.network.digest():
+        raise ConfigError(
+            f"the model has other weights than the one of the run that {where} records ({record.get('model')}); "
+            "give that one, or start anew in another directory with -o"
         )
-        return stored
-    return engine_for(view, settings or EngineSettings(), seconds)
-
-
-def stored_scheme(view: AttackerView[Network], run: Path) -> Attack:
-    """The attack that a run directory records, with its settings."""
-    recipe = read_record(run).get("recipe")
-    if recipe == Engine.recipe:
-        return engine_for(view, read_settings(run, EngineSettings))
-    kinds = {kind.recipe: kind for kind in (Haim2022, Buzaglo2023)}
-    if recipe not in kinds:
-        raise CheckpointError(f"{RunDirectory(run).record} names no recipe that this version knows: {recipe!r}")
-    return PublishedScheme(view, read_settings(run, kinds[recipe]))
+    stored = read_settings(directory, RECIPES[recorded_recipe(directory, recipe, known=tuple(RECIPES))])
+    given = asdict(settings) if isinstance(settings, EngineSettings | Haim2022) else settings or {}
+    for name, value in given.items():
+        planned = budget is not None and name in PLANNED
+        if not planned and value != getattr(stored, name, None):
+            refuse_difference(name, value, getattr(stored, name, None), where)
+    return _built(view, stored)

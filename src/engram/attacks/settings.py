@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 
 from engram.core.errors import require
-from engram.models.tasks.base import Task
+from engram.models.tasks import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,8 @@ class EngineSettings:
     `memory` bounds in bytes what grows with neurons times candidates or directions, half for the metric, half for
     everything else: beyond it neurons share metrics and candidates come in chunks.
     """
+
+    recipe: ClassVar[str] = "engine"
 
     candidates: int | None = None
     steps: int = 500
@@ -143,7 +145,7 @@ KNOWN_SETTINGS: dict[str, Haim2022] = {
 def default_settings(task: Task) -> str:
     """The name of the settings to start from for a task.
 
-    >>> from engram.task import Binary, Multiclass, Regression
+    >>> from engram.models.tasks import Binary, Multiclass, Regression
     >>> [default_settings(task) for task in (Binary(), Multiclass(3), Regression("huber"))]
     ['cifar10', 'multiclass', 'regression']
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -12,8 +11,8 @@ from engram.attacks.inversion import InversionSettings, first_layer_images, inve
 from engram.attacks.reconstruction import Reconstruction
 from engram.auditing.samples import AuditData
 from engram.core.errors import require
-from engram.core.loop import Observer
-from engram.models.networks import ConvNetwork, DenseNetwork, Network
+from engram.core.progress import Progress, by_steps, silent
+from engram.models.networks import Network
 from engram.models.view import AttackerView
 from engram.pipeline import compare, default_protocol
 from engram.scoring.report import ScoreReport
@@ -59,20 +58,20 @@ def run_baselines(
     settings: InversionSettings | None,
     data: AuditData | None,
     *,
-    observers: Sequence[Observer] = (),
+    progress: Progress = silent,
 ) -> tuple[Baseline, ...]:
     """Both baselines, or none."""
     if settings is None:
         return ()
-    found = invert(view, settings, observers=observers)
+    found = invert(view, settings, observers=[by_steps(progress, "inverting", settings.steps)])
     score = _scored(found.images, data, view.network)
     return Baseline("model inversion", found.images, found.outputs, score, asdict(settings)), _weights(view, data)
 
 
 def _weights(view: AttackerView[Network], data: AuditData | None) -> Baseline:
-    if isinstance(view.network, ConvNetwork):
+    if (dense := view.dense) is None:
         return Baseline("first-layer kernels", view.network.weights[0], None, None, {})
-    images = first_layer_images(view.narrowed(DenseNetwork))
+    images = first_layer_images(dense)
     return Baseline("first-layer weights", images, None, _scored(images, data, view.network), {})
 
 

@@ -1,30 +1,78 @@
-"""Candidates beside the owner's records: matches, control, ROC, membership, and the risk of every record."""
+"""Candidates judged blind, then beside the owner's records: matches, control, ROC, membership, risks."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from engram.auditing.blind import BlindView
-from engram.auditing.examine import Examination, examine_either
+from engram.attacks.reconstruction import Reconstruction
+from engram.auditing.examine import Examination, examine
 from engram.auditing.samples import AuditData
 from engram.members.boundaries import DensePart
 from engram.members.evidence import Membership, membership_tests
 from engram.models.networks import Network
 from engram.models.row_space import RowSpace
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.pipeline import compare
 from engram.scoring.confidence import Reliability, reliability
-from engram.scoring.report import ScoreReport
+from engram.scoring.report import Count, ScoreReport
 from engram.scoring.roc import Roc, roc
 from engram.scoring.table import HIGHER_IS_BETTER, Threshold
 
+NULL_POINTS = 2000
+BEYOND = 2
+"""A candidate on more than twice as many boundaries as any of the random points is no random point."""
+ON_BOUNDARIES = 0.99
+"""The confidence of such a candidate: of held-out images none is on so many (docs/audit.md)."""
+SURE, LIKELY = 0.9, 0.5
 LEARNT = 0.9
 """A model that was trained on the records gets at least this share of them right."""
+
+
+@dataclass(frozen=True, eq=False)
+class BlindView:
+    """Candidates with the confidence in their `scores`, the boundaries each lies on [m], and the most that chance
+    gives: the largest count of random points in the row space with the candidates' own sizes."""
+
+    found: Reconstruction
+    boundaries: Tensor
+    by_chance: int
+
+    @property
+    def sure(self) -> int:
+        return self.found.count_above(SURE)
+
+    @property
+    def likely(self) -> int:
+        return self.found.count_above(LIKELY)
+
+
+def blind_view(part: DensePart, found: Reconstruction, basis: Tensor, *, seed: int = 0) -> BlindView:
+    """Judge candidates without any data; `basis` [r, d] spans the row space of the part's first layer.
+
+    Agreement alone where candidates are near their image but not on it; a candidate that lies exactly on many
+    boundaries, where training alone pushes points, is raised to `ON_BOUNDARIES`. Sorted by confidence.
+    """
+    entering = part.entering(found.images)
+    counts = part.boundaries(entering)
+    generator = torch.Generator().manual_seed(seed)
+    points = torch.randn(NULL_POINTS, len(basis), generator=generator, dtype=torch.float64) @ basis.double()
+    sizes = entering.norm(dim=1)[torch.randint(len(entering), (NULL_POINTS,), generator=generator)]
+    points *= (sizes / points.norm(dim=1).clamp(min=1e-12))[:, None]
+    by_chance = int(part.boundaries(points).max())
+    scores = found.scores
+    if scores is not None:
+        on_many = counts > BEYOND * max(by_chance, 1)
+        raised = scores.nan_to_num(nan=0.0).clamp(min=ON_BOUNDARIES)
+        scores = torch.where(on_many, raised.to(scores), scores)
+        order = scores.nan_to_num(nan=-1.0).argsort(descending=True, stable=True)
+        found, counts = replace(found, scores=scores).take(order), counts[order]
+    return BlindView(found, counts, by_chance)
 
 
 @dataclass(frozen=True)
@@ -34,7 +82,7 @@ class Risk:
     index: int
     label: int
     recovered: bool
-    member_told: bool | None
+    member_identified: bool | None
     """Its membership score lies above that of every held-out record."""
     ssim: float | None
     ncc: float | None
@@ -65,6 +113,11 @@ class Comparison:
     risks: tuple[Risk, ...]
     accuracy: float
     """Share of the training records that the model classifies as labelled."""
+
+    @property
+    def count(self) -> Count:
+        """How many were recovered, by that threshold."""
+        return self.score.counts[self.threshold.text]
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -103,7 +156,7 @@ def compare_with(
     examination = None
     if isinstance(view.task, Binary):
         others = None if data.held_out is None else data.held_out.images
-        examination = examine_either(part, space, data.train.images, data.train.labels, data.mean, held_out=others)
+        examination = examine(part, space, data.train.images, data.train.labels, data.mean, held_out=others)
     membership = None
     if data.held_out is not None and unseen is not None:
         own, control = (part.entering(records) for records in (inputs, unseen))
@@ -151,7 +204,7 @@ def _risks(
     columns: dict[str, Tensor | None] = {
         "label": table.label,
         "recovered": table.passing(threshold.metric, threshold.value),
-        "member_told": None if combined is None else combined.train > combined.held_out.max(),
+        "member_identified": None if combined is None else combined.train > combined.held_out.max(),
         "ssim": table.ssim,
         "ncc": table.ncc,
         "relative_l2": table.relative_l2,

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from engram.core.errors import require
 from engram.core.progress import Progress, silent
-from engram.members.boundaries import ON_BOUNDARY, DensePart, boundaries
+from engram.core.progress import part as part_of
+from engram.members.boundaries import DensePart
 from engram.members.duals import KKT, kkt
-from engram.models.networks import ConvNetwork
 from engram.models.row_space import RowSpace
-from engram.models.view import AttackerView
 from engram.scoring.metrics import ssim
 from engram.scoring.protocols import paired_ncc
 
@@ -103,48 +102,55 @@ class Examination:
 
 @torch.no_grad()
 def examine(
-    view: AttackerView,
+    part: DensePart,
     space: RowSpace,
     images: Tensor,
     labels: Tensor,
     mean: Tensor,
     *,
     held_out: Tensor | None = None,
-    width: float = ON_BOUNDARY,
     progress: Progress = silent,
 ) -> Examination:
-    """Examine images [n, *shape] with labels [n]; `mean` [*shape] is what training subtracted from them."""
-    require_shape(images, view.input_shape)
+    """Examine images [n, *shape] with labels [n]; `mean` [*shape] is what training subtracted from them.
+
+    Where the part reads features, the ceiling is a share of their energy alone: what a projected feature looks
+    like is not known.
+    """
+    network, task = part.view.network, part.view.task
+    require_shape(images, part.input_shape)
     require(
-        0 <= int(labels.min()) <= int(labels.max()) < view.task.label_count,
+        0 <= int(labels.min()) <= int(labels.max()) < task.label_count,
         "the data's labels",
-        f"must be below {view.task.label_count} for a {view.task.name} task",
+        f"must be below {task.label_count} for a {task.name} task",
         int(labels.max()),
         "choose another label map with --labels",
     )
-    inputs = images - mean
-    progress("samples", 0.0)
-    logits = view.network.to(dtype=torch.float64)(inputs.double())
-    found = kkt(
-        view.network, view.task, inputs, labels, progress=lambda part, done: progress(part, 0.05 + 0.75 * done)
-    )
-    progress("ceiling", 0.8)
-    reach = ceiling(space.basis, images, mean, pixel_range=view.pixel_range)
-    progress("boundaries", 0.95)
-    unseen = (
-        None if held_out is None or not len(held_out) else boundaries(view.network, held_out - mean, width=width)
-    )
+    progress("examining: samples", 0.0)
+    entering = part.entering(images - mean)
+    logits = network.to(dtype=torch.float64)(entering)
+    found = kkt(network, task, entering, labels, progress=part_of(progress, 0.05, 0.8))
+    progress("examining: ceiling", 0.8)
+    if part.reads_features:
+        reach = replace(ceiling(space.basis, entering, torch.zeros_like(entering[0])), ncc=None)
+    else:
+        reach = ceiling(space.basis, images, mean, pixel_range=part.view.pixel_range)
+    progress("examining: boundaries", 0.95)
+    unseen = None
+    if held_out is not None and len(held_out):
+        unseen = part.boundaries(part.entering(held_out - mean))
+    below = len(part.whole.weights) - len(network.weights)
+    layers = tuple(replace(gap, name=f"layers.{below + place}") for place, gap in enumerate(found.layers))
     examination = Examination(
-        loss=float(view.task.loss(logits, labels)),
-        accuracy=float(view.task.correct(logits, labels).double().mean()),
+        loss=float(task.loss(logits, labels)),
+        accuracy=float(task.correct(logits, labels).double().mean()),
         labels=labels,
-        margins=view.task.margins(logits, labels),
-        kkt=found,
+        margins=task.margins(logits, labels),
+        kkt=replace(found, layers=layers),
         ceiling=reach,
-        boundaries=boundaries(view.network, inputs, width=width),
+        boundaries=part.boundaries(entering),
         held_out_boundaries=unseen,
     )
-    progress("done", 1.0)
+    progress("examining", 1.0)
     return examination
 
 
@@ -171,36 +177,3 @@ def require_shape(images: Tensor, shape: tuple[int, ...]) -> None:
 
 def _shape(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
-
-
-def examine_either(
-    part: DensePart,
-    space: RowSpace,
-    images: Tensor,
-    labels: Tensor,
-    mean: Tensor,
-    *,
-    held_out: Tensor | None = None,
-    progress: Progress = silent,
-) -> Examination:
-    """`examine` images [n, *shape], or the features that the convolutions make of them.
-
-    Of features, the ceiling is a share of their energy alone: what a projected feature looks like is not known.
-    """
-    if not isinstance(part.whole, ConvNetwork):
-        return examine(part.view, space, images, labels, mean, held_out=held_out, progress=progress)
-    require_shape(images, part.whole.input_shape)
-    features = part.entering(images - mean)
-    found = examine(
-        part.view,
-        space,
-        features,
-        labels,
-        torch.zeros_like(features[0]),
-        held_out=None if held_out is None else part.entering(held_out - mean),
-        width=part.width,
-        progress=progress,
-    )
-    below = len(part.whole.weights) - len(part.view.network.weights)
-    layers = tuple(replace(gap, name=f"layers.{below + place}") for place, gap in enumerate(found.kkt.layers))
-    return replace(found, ceiling=replace(found.ceiling, ncc=None), kkt=replace(found.kkt, layers=layers))

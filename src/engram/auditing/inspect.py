@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from engram.attacks.engine.closed_form import parameters
-from engram.attacks.engine.scales import derive_scales, first_layer_space
+from engram.attacks.engine.scales import derive_scales
 from engram.attacks.settings import EngineSettings
 from engram.core.errors import require
 from engram.core.progress import Progress, silent
 from engram.models.networks import ConvNetwork, DenseNetwork, Network
 from engram.models.row_space import SAFETY, RowSpace, find_row_space, marchenko_pastur_quantile, noise_level
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 
 FEWEST_VALUES = 20
@@ -158,45 +158,74 @@ class MarginEstimate:
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """Everything that follows from the weights, the input shape and the task."""
+    """Everything that follows from the weights, the input shape and the task.
+
+    Weights of convolutions are described as matrices [channels, C k k].
+    """
 
     name: str
+    architecture: str | None
+    """The layers of a network with convolutions, as --arch describes them."""
     parameters: int
     dtype: str
     homogeneous: bool
     layers: tuple[LayerDescription, ...]
+    read: int
+    """Which of them the attack reads: the first, or with convolutions the first fully-connected one."""
     space: RowSpace
     spectrum: Spectrum
-    equations: Equations
+    """Both of that layer."""
+    equations: Equations | None
+    """None where features are read, whose number says nothing of images."""
     margin: MarginEstimate | None
-    """None without a hidden layer, and for tasks other than binary."""
+    """None without a hidden layer, for tasks other than binary, and where features are read."""
+
+    @property
+    def read_layer(self) -> LayerDescription:
+        return self.layers[self.read]
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether what is said of inputs is said of the features that convolutions make of them."""
+        return self.equations is None
 
 
-def describe(view: AttackerView, *, samples: int | None = None, progress: Progress = silent) -> Description:
+def describe(
+    view: AttackerView[Network], *, samples: int | None = None, progress: Progress = silent
+) -> Description:
     """Describe the network of a view; with a number of samples, also whether it has equations enough for them."""
     require(samples is None or samples > 0, "samples", "must be positive", samples)
-    network = view.network
-    work = [float(weight.numel()) * min(weight.shape) for weight in network.weights]
-    progress("row space of layers.0", 0.0)
-    space, margin = _row_space_and_margin(view)
-    layers = []
-    for index, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):
-        progress(f"spectrum of layers.{index}", sum(work[: max(1, index)]) / sum(work))
-        values = space.singular_values if index == 0 else torch.linalg.svdvals(weight.double())
-        layers.append(describe_layer(index, weight, bias, values))
-    first = spectrum(space, *network.weights[0].shape)
-    progress("done", 1.0)
+    dense = view.dense
+    network = view.network if dense is None else dense.network
+    read = next(index for index, weight in enumerate(network.weights) if weight.ndim == 2)
+    progress(f"inspecting: row space of layers.{read}", 0.0)
+    space = _row_space(network, read, view.input_shape)
+    first = spectrum(space, *network.weights[read].shape)
     return Description(
-        name=network.name,
+        name=view.network.name,
+        architecture=view.network.architecture.text if isinstance(view.network, ConvNetwork) else None,
         parameters=sum(value.numel() for value in network.params.values()),
-        dtype=str(network.weights[0].dtype).removeprefix("torch."),
+        dtype=str(network.weights[read].dtype).removeprefix("torch."),
         homogeneous=network.is_homogeneous,
-        layers=tuple(layers),
+        layers=_layers(network, read, space, progress),
+        read=read,
         space=space,
         spectrum=first,
-        equations=count_equations(network, first.rank, samples),
-        margin=margin,
+        equations=None if dense is None else count_equations(dense.network, first.rank, samples),
+        margin=None if dense is None else _margin(dense),
     )
+
+
+def _layers(network: Network, read: int, space: RowSpace, progress: Progress) -> tuple[LayerDescription, ...]:
+    matrices = [weight.flatten(1) for weight in network.weights]
+    work = [float(matrix.numel()) * min(matrix.shape) for matrix in matrices]
+    layers = []
+    for index, (matrix, bias) in enumerate(zip(matrices, network.biases, strict=True)):
+        progress(f"inspecting: spectrum of layers.{index}", sum(work[:index]) / sum(work))
+        values = space.singular_values if index == read == 0 else torch.linalg.svdvals(matrix.double())
+        layers.append(describe_layer(index, matrix, bias, values))
+    progress("inspecting", 1.0)
+    return tuple(layers)
 
 
 def describe_layer(index: int, weight: Tensor, bias: Tensor | None, values: Tensor) -> LayerDescription:
@@ -213,74 +242,22 @@ def describe_layer(index: int, weight: Tensor, bias: Tensor | None, values: Tens
     )
 
 
-def _row_space_and_margin(view: AttackerView) -> tuple[RowSpace, MarginEstimate | None]:
-    """One decomposition for both: the margin is measured on random inputs in the row space."""
-    weight = view.network.weights[0]
-    margin, space = None, None
-    if len(view.network.weights) > 1 and isinstance(view.task, Binary):
-        scales = derive_scales(view, EngineSettings())
-        duals = scales.dual * scales.candidates
-        margin = MarginEstimate(float(parameters(scales.network, 0).square().sum()) / duals, duals)
-        space = scales.space
+def _row_space(network: Network, read: int, input_shape: tuple[int, ...]) -> RowSpace:
+    """Of the layer that is read; one too small to tell its noise keeps every direction."""
+    weight = network.weights[read]
     if not noise_is_told(*weight.shape):
-        return whole_row_space(weight), margin
-    return space or first_layer_space(weight, view.input_shape), margin
+        return whole_row_space(weight)
+    if isinstance(network, DenseNetwork):
+        return network.row_space(input_shape)
+    if isinstance(network, ConvNetwork) and network.has_head:
+        return network.head.row_space((weight.shape[1],))
+    return find_row_space(weight)
 
 
-@dataclass(frozen=True, eq=False)
-class ConvDescription:
-    """Layers with their weights as matrices [channels, C k k] or [out, in], and the row space over features."""
-
-    name: str
-    architecture: str
-    parameters: int
-    dtype: str
-    homogeneous: bool
-    layers: tuple[LayerDescription, ...]
-    feature_layer: int
-    """The first fully-connected layer, among `layers`."""
-    space: RowSpace
-    spectrum: Spectrum
-    """Both of that layer."""
-
-    @property
-    def read_layer(self) -> LayerDescription:
-        return self.layers[self.feature_layer]
-
-
-def describe_convolutional(view: AttackerView[ConvNetwork], *, progress: Progress = silent) -> ConvDescription:
-    """Describe the network of a view."""
-    network = view.network
-    feature_layer = next(index for index, weight in enumerate(network.weights) if weight.ndim == 2)
-    features = network.weights[feature_layer]
-    layers = []
-    for index, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):
-        progress(f"spectrum of layers.{index}", index / (len(network.weights) + 1))
-        matrix = weight.flatten(1)
-        layers.append(describe_layer(index, matrix, bias, torch.linalg.svdvals(matrix.double())))
-    progress(f"row space of layers.{feature_layer}", len(network.weights) / (len(network.weights) + 1))
-    space = find_row_space(features) if noise_is_told(*features.shape) else whole_row_space(features)
-    progress("done", 1.0)
-    return ConvDescription(
-        name=network.name,
-        architecture=network.architecture.text,
-        parameters=sum(value.numel() for value in network.params.values()),
-        dtype=str(features.dtype).removeprefix("torch."),
-        homogeneous=network.is_homogeneous,
-        layers=tuple(layers),
-        feature_layer=feature_layer,
-        space=space,
-        spectrum=spectrum(space, *features.shape),
-    )
-
-
-AnyDescription = Description | ConvDescription
-
-
-def describe_either(
-    view: AttackerView[Network], *, samples: int | None = None, progress: Progress = silent
-) -> AnyDescription:
-    """What a stranger sees; equations are counted for `samples` where there are no convolutions."""
-    if isinstance(view.network, ConvNetwork):
-        return describe_convolutional(view.narrowed(ConvNetwork), progress=progress)
-    return describe(view.narrowed(DenseNetwork), samples=samples, progress=progress)
+def _margin(view: AttackerView[DenseNetwork]) -> MarginEstimate | None:
+    """Measured on random inputs in the row space."""
+    if len(view.network.weights) < 2 or not isinstance(view.task, Binary):
+        return None
+    scales = derive_scales(view, EngineSettings())
+    duals = scales.dual * scales.candidates
+    return MarginEstimate(float(parameters(scales.network, 0).square().sum()) / duals, duals)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engram.auditing.inspect import ConvDescription
 from engram.auditing.visuals import (
     baseline_gallery,
     candidate_gallery,
@@ -49,12 +48,12 @@ FITTED_ELSEWHERE = (
 
 def read_layer(record: AuditRecord) -> str:
     """The layer that row space, duals and boundaries are those of, in words."""
-    return "the first layer" if record.architecture is None else "the first fully-connected layer"
+    return "the first fully-connected layer" if record.description.reads_features else "the first layer"
 
 
 def limits(record: AuditRecord) -> tuple[str, ...]:
     """What the numbers do not say; the last is on the confidence."""
-    return LIMITS if record.architecture is None else (*LIMITS[:-1], FITTED_ELSEWHERE)
+    return (*LIMITS[:-1], FITTED_ELSEWHERE) if record.description.reads_features else LIMITS
 
 
 def reproduce(record: AuditRecord) -> list[str]:
@@ -102,9 +101,8 @@ def candidate_section(record: AuditRecord) -> Section:
 
 def weights_section(record: AuditRecord) -> Section:
     description = record.description
-    if isinstance(description, ConvDescription):
-        told = READS_FEATURES
-    else:
+    told = READS_FEATURES
+    if description.equations is not None:
         told = f"Equations enough for up to {description.equations.row_space_most_samples:,} records."
     heads = ("layer", "inputs", "outputs", "norm", "share of noise")
     rows = [
@@ -133,7 +131,7 @@ def baseline_sections(record: AuditRecord) -> list[Section]:
         text = BASELINES[baseline.name].format(len(baseline.images))
         paragraphs.append(text + " A simpler way of looking at the weights, to stand beside the attack.")
         if baseline.score is not None:
-            rows = [(row.threshold.text, row.train, row.held_out, row.excess) for row in baseline.score.counts]
+            rows = [(text, one.train, one.held_out, one.excess) for text, one in baseline.score.counts.items()]
             tables = [Table(("recovered", "training", "held-out", "excess"), rows, "Scored like the attack")]
         anchor = baseline.name.replace(" ", "-")
         gallery = baseline_gallery(baseline, record.view.input_shape)
@@ -164,7 +162,7 @@ RISK_HEADS = {
     "index": "record",
     "label": "label",
     "recovered": "recovered",
-    "member_told": "member told",
+    "member_identified": "identified as member",
     "ssim": "SSIM",
     "ncc": "NCC",
     "relative_l2": "relative L2",
@@ -182,7 +180,7 @@ def pairs_section(record: AuditRecord) -> Section | None:
         return None
     score = record.comparison.score
     heads = ("recovered", "training records", "held-out records", "excess", "from noise")
-    rows = [(row.threshold.text, row.train, row.held_out, row.excess, row.noise) for row in score.counts]
+    rows = [(text, one.train, one.held_out, one.excess, one.noise) for text, one in score.counts.items()]
     return Section(
         "pairs",
         "Training images read out of the weights",
@@ -228,7 +226,7 @@ def risk_section(record: AuditRecord) -> Section | None:
         links=[pair_anchor(record.comparison.score, risk.index) for risk in risks],
     )
     text = (
-        f"Recovered: a reconstruction with {record.comparison.threshold.text}. Member told: its membership score "
+        f"Recovered: a reconstruction with {record.comparison.threshold.text}. Identified as member: its membership score "
         "lies above that of every held-out record."
     )
     if "ceiling_ssim" in known:
@@ -290,15 +288,17 @@ def _tiles(record: AuditRecord) -> list[Tile]:
     blind, comparison = record.blind, record.comparison
     tiles = []
     if comparison is not None:
-        row = next(row for row in comparison.score.counts if row.threshold == comparison.threshold)
-        held = "unknown" if row.held_out is None else str(row.held_out)
+        count = comparison.count
+        held = "unknown" if count.held_out is None else str(count.held_out)
         tiles += [
-            Tile("records recovered", f"{row.train} of {len(comparison.score.train)}", row.threshold.text),
+            Tile(
+                "records recovered", f"{count.train} of {len(comparison.score.train)}", comparison.threshold.text
+            ),
             Tile("control: held-out records", held, "the same count for records never trained on"),
         ]
         if comparison.membership is not None:
             curve = comparison.membership["combined"].roc
-            tiles.append(Tile("membership told", f"{curve.at(0):.0%}", "of the records, without a false alarm"))
+            tiles.append(Tile("members identified", f"{curve.at(0):.0%}", "of the records, without a false alarm"))
     if blind.found.has_confidence:
         tiles.append(Tile("confident candidates", f"{blind.sure} of {len(blind.found)}", "at 90 %, judged blind"))
     else:

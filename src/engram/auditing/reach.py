@@ -8,8 +8,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from engram.auditing.examine import RECOGNISED, Examination
-from engram.auditing.inspect import AnyDescription, ConvDescription, Description
-from engram.models.networks import ConvNetwork, DenseNetwork, Network
+from engram.auditing.inspect import Description
+from engram.models.networks import Network
 from engram.models.view import AttackerView
 
 Decider = Literal["hidden layer", "row space", "noise", "equations", "stationarity", "ceiling"]
@@ -30,32 +30,43 @@ def judge(description: Description, examination: Examination | None = None) -> V
     """The first obstacle on the attack's way, or what speaks for its success."""
     return (
         _obstacle_in_weights(description)
-        or (None if examination is None else _obstacle_in_samples(examination, noise_share(description)))
+        or (None if examination is None else _obstacle_in_samples(description, examination))
         or _way_open(description, examination)
     )
 
 
 def explained_share(examination: Examination) -> float:
-    """1 - gap²: the share of the first layer's energy that the samples' gradients explain."""
+    """1 - gap²: the share of the read layer's energy that the samples' gradients explain."""
     return 1 - examination.kkt.layers[0].gap ** 2
 
 
 def noise_share(description: Description) -> float:
-    """Of the first layer's energy; 0 where it is unknown.
+    """Of the read layer's energy; 0 where it is unknown.
 
     Noise is no obstacle to what stands above it: from a standard start 98 % are noise, and ten images come back
     all the same.
     """
-    noise = description.layers[0].noise
+    noise = description.read_layer.noise
     return 0.0 if noise is None else noise.share
 
 
+def _read(description: Description) -> str:
+    """The layer that is read, in words."""
+    return description.read_layer.name if description.reads_features else "the first layer"
+
+
 def _obstacle_in_weights(description: Description) -> Verdict | None:
-    counts = description.equations
-    if len(description.layers) < 2:
+    if description.read == len(description.layers) - 1:
+        if description.reads_features:
+            return Verdict(False, "hidden layer", "Out of reach of the engine: no hidden fully-connected layer.")
         return _no("hidden layer", "without a hidden layer the weights are a single sum over all samples")
     if description.spectrum.rank == 0:
-        return _no("row space", "no direction of the first layer stands above the noise of its initialisation")
+        reason = f"no direction of {_read(description)} stands above the noise of its initialisation"
+        return _no("row space", reason)
+    noise, counts = noise_share(description), description.equations
+    if counts is None:
+        reason = f"{noise:.0%} of {_read(description)}'s energy is the noise of its initialisation"
+        return _no("noise", reason) if noise > MOST else None
     if counts.samples is not None and counts.samples > counts.row_space_most_samples:
         return _no(
             "equations",
@@ -65,14 +76,13 @@ def _obstacle_in_weights(description: Description) -> Verdict | None:
     return None
 
 
-def _obstacle_in_samples(examination: Examination, noise: float) -> Verdict | None:
+def _obstacle_in_samples(description: Description, examination: Examination) -> Verdict | None:
     explained, ceiling = explained_share(examination), examination.ceiling
+    noise = 0.0 if description.reads_features else noise_share(description)
     if explained < MOST * (1 - noise):
         beside = f", of which {noise:.0%} are noise" if noise > MOST else ""
-        return _no(
-            "stationarity",
-            f"the samples' gradients explain only {explained:.0%} of the first layer's energy{beside}",
-        )
+        reason = f"the samples' gradients explain only {explained:.0%} of {_read(description)}'s energy{beside}"
+        return _no("stationarity", reason)
     # The mean counts some samples without any weights: only more than that is in them.
     by_mean = ceiling.recognisable_by_mean
     if ceiling.recognisable is not None and by_mean is not None and ceiling.recognisable <= by_mean:
@@ -87,11 +97,18 @@ def _obstacle_in_samples(examination: Examination, noise: float) -> Verdict | No
 def _way_open(description: Description, examination: Examination | None) -> Verdict:
     rank, noise = description.spectrum.rank, noise_share(description)
     directions = "1 direction" if rank == 1 else f"{rank} directions"
+    known = description.spectrum.edge is not None
     mostly_noise = f"; {noise:.0%} of its energy is noise, so expect few images, or blurred ones"
     mostly_noise = mostly_noise if noise > MOST else ""
+    if description.equations is None:
+        above = "above noise" if known else "(it is too small to tell its noise)"
+        way = f"{_read(description)} has {directions} of features {above}"
+        if examination is None:
+            return _yes("row space", way)
+        share = explained_share(examination)
+        return _yes("stationarity", f"{way}, and the samples' gradients explain {share:.0%} of its energy")
     if examination is None:
         most = description.equations.row_space_most_samples
-        known = description.spectrum.edge is not None
         above = "above the noise of its initialisation" if known else "(it is too small to tell its noise)"
         return _yes(
             "row space",
@@ -120,28 +137,32 @@ SCHEMA_VERSION = 1
 
 
 def inspection_record(
-    view: AttackerView, description: Description, verdict: Verdict, examination: Examination | None = None
+    view: AttackerView[Network],
+    found: Description,
+    verdict: Verdict,
+    examination: Examination | None = None,
 ) -> dict[str, Any]:
-    """One JSON object; what is not known is null, and `samples` is null without data."""
-    spectrum = description.spectrum
+    """One JSON object, as docs/inspect.md says; what is not known is null, and `samples` is null without data."""
     return {
         "schema_version": SCHEMA_VERSION,
         "input_shape": list(view.input_shape),
         "task": view.task.name,
-        "name": description.name,
-        "parameters": description.parameters,
-        "dtype": description.dtype,
-        "homogeneous": description.homogeneous,
-        "layers": [asdict(layer) for layer in description.layers],
+        "name": found.name,
+        "architecture": found.architecture,
+        "parameters": found.parameters,
+        "dtype": found.dtype,
+        "homogeneous": found.homogeneous,
+        "layers": [asdict(layer) for layer in found.layers],
         "row_space": {
-            "rank": spectrum.rank,
-            "noise_std": spectrum.noise_std,
-            "edge": spectrum.edge,
-            "threshold": spectrum.threshold,
-            "singular_values": spectrum.values.tolist(),
+            "layer": found.read_layer.name,
+            "rank": found.spectrum.rank,
+            "noise_std": found.spectrum.noise_std,
+            "edge": found.spectrum.edge,
+            "threshold": found.spectrum.threshold,
+            "singular_values": found.spectrum.values.tolist(),
         },
-        "equations": asdict(description.equations),
-        "margin": None if description.margin is None else asdict(description.margin),
+        "equations": None if found.equations is None else asdict(found.equations),
+        "margin": None if found.margin is None else asdict(found.margin),
         "samples": None if examination is None else samples_record(examination),
         "verdict": asdict(verdict),
     }
@@ -205,76 +226,3 @@ def _spread(values: Tensor) -> dict[str, float]:
         "mean": float(values.mean()),
         "max": float(values.max()),
     }
-
-
-def judge_convolutional(found: ConvDescription, examination: Examination | None = None) -> Verdict:
-    """The first obstacle on the engine's way, or what speaks for its success."""
-    layer, rank = found.read_layer, found.spectrum.rank
-    if found.feature_layer == len(found.layers) - 1:
-        return Verdict(False, "hidden layer", "Out of reach of the engine: no hidden fully-connected layer.")
-    if rank == 0:
-        reason = f"no direction of {layer.name} stands above the noise of its initialisation"
-        return Verdict(False, "row space", f"Out of reach of this attack: {reason}.")
-    if layer.noise is not None and layer.noise.share > MOST:
-        reason = f"{layer.noise.share:.0%} of {layer.name}'s energy is the noise of its initialisation"
-        return Verdict(False, "noise", f"Out of reach of this attack: {reason}.")
-    above = "above noise" if layer.noise is not None else "(it is too small to tell its noise)"
-    directions = "1 direction" if rank == 1 else f"{rank} directions"
-    open_way = f"{layer.name} has {directions} of features {above}"
-    if examination is None:
-        return Verdict(True, "row space", f"In reach: {open_way}.")
-    explained = explained_share(examination)
-    if explained < MOST:
-        reason = f"the samples' gradients explain only {explained:.0%} of {layer.name}'s energy"
-        return Verdict(False, "stationarity", f"Out of reach of this attack: {reason}.")
-    reason = f"the samples' gradients explain {explained:.0%} of its energy"
-    return Verdict(True, "stationarity", f"In reach: {open_way}, and {reason}.")
-
-
-def convolutional_record(
-    view: AttackerView[ConvNetwork],
-    found: ConvDescription,
-    verdict: Verdict,
-    examination: Examination | None = None,
-) -> dict[str, Any]:
-    """One JSON object with the keys of `inspection_record` as far as they have a meaning here."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "input_shape": list(view.input_shape),
-        "task": view.task.name,
-        "name": found.name,
-        "architecture": found.architecture,
-        "parameters": found.parameters,
-        "dtype": found.dtype,
-        "homogeneous": found.homogeneous,
-        "layers": [asdict(layer) for layer in found.layers],
-        "row_space": {
-            "layer": found.read_layer.name,
-            "rank": found.spectrum.rank,
-            "noise_std": found.spectrum.noise_std,
-            "edge": found.spectrum.edge,
-            "threshold": found.spectrum.threshold,
-            "singular_values": found.spectrum.values.tolist(),
-        },
-        "samples": None if examination is None else samples_record(examination),
-        "verdict": asdict(verdict),
-    }
-
-
-def judge_either(description: AnyDescription, examination: Examination | None = None) -> Verdict:
-    """In reach or not."""
-    if isinstance(description, ConvDescription):
-        return judge_convolutional(description, examination)
-    return judge(description, examination)
-
-
-def record_of_either(
-    view: AttackerView[Network],
-    description: AnyDescription,
-    verdict: Verdict,
-    examination: Examination | None = None,
-) -> dict[str, Any]:
-    """One JSON object, as docs/inspect.md says."""
-    if isinstance(description, ConvDescription):
-        return convolutional_record(view.narrowed(ConvNetwork), description, verdict, examination)
-    return inspection_record(view.narrowed(DenseNetwork), description, verdict, examination)

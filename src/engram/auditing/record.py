@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from engram.auditing.baselines import Baseline
-from engram.auditing.blind import BlindView
-from engram.auditing.comparison import Comparison, Risk
-from engram.auditing.inspect import AnyDescription
-from engram.auditing.reach import Verdict, record_of_either
+from engram.auditing.comparison import BlindView, Comparison, Risk
+from engram.auditing.inspect import Description
+from engram.auditing.reach import Verdict, inspection_record
 from engram.auditing.timeline import Moment
 from engram.auditing.verdict import AuditVerdict
 from engram.core import files
@@ -40,7 +39,7 @@ class AuditRecord:
     model: str
     view: AttackerView[Network]
     verdict: AuditVerdict
-    description: AnyDescription
+    description: Description
     reach: Verdict
     attack: AttackSummary
     blind: BlindView
@@ -79,7 +78,7 @@ class AuditRecord:
                 "input_shape": list(self.view.input_shape),
                 "task": self.view.task.name,
             },
-            "inspection": record_of_either(self.view, self.description, self.reach, examination),
+            "inspection": inspection_record(self.view, self.description, self.reach, examination),
             "attack": asdict(self.attack),
             "candidates": {
                 "count": len(found),

@@ -8,8 +8,7 @@ from typing import Literal
 from scipy.stats import fisher_exact
 
 from engram.attacks.reconstruction import Reconstruction
-from engram.auditing.blind import LIKELY, SURE, BlindView
-from engram.auditing.comparison import Comparison, deciding_threshold
+from engram.auditing.comparison import LIKELY, SURE, BlindView, Comparison, deciding_threshold
 from engram.auditing.reach import Verdict
 from engram.scoring.report import ScoreReport
 
@@ -42,16 +41,16 @@ def decide(blind: BlindView, comparison: Comparison | None, reach: Verdict) -> A
     """By the records against their control if there are any, else by the blind confidence."""
     if comparison is None:
         return _blind_verdict(blind, reach)
-    row = next(row for row in comparison.score.counts if row.threshold == comparison.threshold)
+    row = comparison.count
     n = len(comparison.score.train)
-    counted = f"{row.train} of {n} training records came back ({row.threshold.text})"
+    counted = f"{row.train} of {n} training records came back ({comparison.threshold.text})"
     if row.held_out is None or comparison.score.held_out is None or comparison.membership is None:
         return _uncontrolled(row.train, counted)
     k = len(comparison.score.held_out)
     p_images = chance_of(row.train, n, row.held_out, k)
     curve = comparison.membership["combined"].roc
     numbers = (
-        f"{counted}, of {k} held-out ones {row.held_out}; membership is told for {curve.at(0):.0%} of the records "
+        f"{counted}, of {k} held-out ones {row.held_out}; {curve.at(0):.0%} of the members are identified "
         f"without a false alarm (AUC {curve.auc:.2f})."
     )
     outcome: Outcome
@@ -116,7 +115,7 @@ def sweep_verdict(pooled: Reconstruction, score: ScoreReport | None, trials: int
     if score is None:
         return _blind(pooled, source)
     threshold = deciding_threshold(score)
-    row = next(row for row in score.counts if row.threshold == threshold)
+    row = score.counts[threshold.text]
     counted = f"{row.train} of {len(score.train)} training records came back ({threshold.text}) in {source}"
     if row.held_out is None or score.held_out is None:
         return AuditVerdict("leak suspected" if row.train else "no leak found", f"{counted}, without a control.")

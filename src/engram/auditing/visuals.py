@@ -173,9 +173,10 @@ def timeline_chart(record: AuditRecord) -> Markup:
     lines: dict[str, Sequence[float]] = {"confident candidates": [moment.sure for moment in moments]}
     if record.comparison is not None:
         name = record.comparison.threshold.text
-        lines = {f"training, {name}": [(moment.train or {}).get(name, 0) for moment in moments]}
+        counts = [moment.counts[name] for moment in moments if moment.counts is not None]
+        lines = {f"training, {name}": [count.train for count in counts]}
         if record.comparison.data.held_out is not None:
-            lines[f"held-out, {name}"] = [(moment.held_out or {}).get(name, 0) for moment in moments]
+            lines[f"held-out, {name}"] = [count.held_out or 0 for count in counts]
     most = max(1.0, *(max(line) for line in lines.values()))
     series = [Series(name, seconds, line, colour=index) for index, (name, line) in enumerate(lines.items())]
     x = _axis("seconds of the attack", [0.0, *seconds])

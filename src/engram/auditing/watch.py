@@ -15,16 +15,14 @@ import torch
 from torch import Tensor
 
 from engram.attacks.reconstruction import Attack, Reconstruction
-from engram.attacks.registry import stored_scheme
+from engram.attacks.registry import make_attack
 from engram.core.errors import CheckpointError, ConfigError, EngramError
 from engram.core.loop import Snapshots
 from engram.core.runs import RunDirectory, read_record
-from engram.models.tasks.names import task_named
-from engram.models.view import AttackerView
+from engram.models.open.door import open_recorded
 from engram.render.html import Picture, data_uri, render_live
 from engram.render.svg import Axis, Series, chart
 from engram.scoring.metrics import stretched
-from engram.training.target import open_recorded
 
 MOST_POINTS = 400
 """Points of the loss curve that are kept; a long run is thinned out."""
@@ -62,7 +60,7 @@ class Watcher:
 
     run: Path
     count: int = 8
-    _scheme: Attack | None = field(default=None, init=False)
+    _attack: Attack | None = field(default=None, init=False)
     _pictures: tuple[float, Tensor | None, tuple[str, ...]] = field(default=(0.0, None, ()), init=False)
 
     def look(self) -> Status:
@@ -83,7 +81,7 @@ class Watcher:
             run=self.run,
             state=self._state(),
             step=int(last.get("step", 0)),
-            total=None if self._scheme is None else self._scheme.total_steps,
+            total=None if self._attack is None else self._attack.total_steps,
             idle_seconds=max(0.0, time.time() - newest),
             losses=_thinned([(int(row["step"]), float(row["loss"])) for row in rows]),
             metrics={name: float(value) for name, value in last.items() if name != "step"},
@@ -100,23 +98,15 @@ class Watcher:
 
     def _open(self) -> None:
         """The attack of the run, from the model that its record names."""
-        if self._scheme is not None or not RunDirectory(self.run).record.exists():
+        if self._attack is not None or not RunDirectory(self.run).record.exists():
             return
-        record = read_record(self.run)
-        network = open_recorded(record).network
-        if network.digest() != record.get("weights_sha256"):
-            raise CheckpointError(
-                f"{record.get('model')} has changed since the run began; candidates are not shown"
-            )
-        shape = tuple(int(size) for size in record["input_shape"])
-        view = AttackerView(network, shape, task_named(str(record["task"]), network.sizes[-1]))
-        self._scheme = stored_scheme(view, self.run)
+        self._attack = make_attack(open_recorded(read_record(self.run)), resume_from=self.run)
 
     def _candidates(self) -> tuple[Tensor | None, tuple[str, ...]]:
         """The best of the result if there is one, else of the last snapshot."""
         paths = RunDirectory(self.run)
         source = next((path for path in (paths.reconstruction, paths.snapshot) if path.exists()), None)
-        if self._scheme is None or source is None or len(self._scheme.view.input_shape) != 3:
+        if self._attack is None or source is None or len(self._attack.view.input_shape) != 3:
             return None, ()
         changed = source.stat().st_mtime
         if changed != self._pictures[0]:
@@ -124,11 +114,11 @@ class Watcher:
         return self._pictures[1:]
 
     def _reconstruction(self, source: Path) -> Reconstruction:
-        assert self._scheme is not None
+        assert self._attack is not None
         if source == RunDirectory(self.run).reconstruction:
             return Reconstruction.load(source)
-        _, state = Snapshots(path=source).load(self._scheme.fingerprint())
-        return self._scheme.reconstruction(state)
+        _, state = Snapshots(path=source).load(self._attack.fingerprint())
+        return self._attack.reconstruction(state)
 
 
 def _best(found: Reconstruction, count: int) -> tuple[Tensor, tuple[str, ...]]:

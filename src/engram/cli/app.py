@@ -15,7 +15,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
-    help="Measure which training images a stranger could read out of a classifier's weights. "
+    help="Measure which training images an attacker could read out of a classifier's weights. "
     "Audit models that you own or may test.",
     epilog="Start with: engram demo",
 )
@@ -51,8 +51,17 @@ app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)
 app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
 
 
+def _spin_briefly() -> None:
+    """Threads that wait for each other spin for as long as another program holds a core: a step of the engine
+    took 1,100 ms instead of 50. So they spin briefly and then sleep. OpenMP reads this once, when torch is first loaded;
+    whoever has set a policy keeps it."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+
 def main() -> None:
     """Run the command line; an expected failure is one message and exit code 1, without a traceback."""
+    _spin_briefly()
     from engram.core.errors import EngramError
 
     try:

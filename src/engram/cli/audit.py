@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.bars import share_bar
+from engram.cli.bars import progress_bar
 from engram.cli.options import (
     Arch,
     AskedData,
@@ -30,8 +30,7 @@ from engram.cli.options import (
     check_device,
     parse_seconds,
 )
-from engram.cli.resume import remember, remembered, same_model
-from engram.cli.target import attacker_view, opened
+from engram.cli.resume import remember, remembered
 
 if TYPE_CHECKING:
     from engram.auditing.record import AuditRecord
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from engram.data.sets import ImageSet
     from engram.models.networks import Network
     from engram.models.view import AttackerView
-    from engram.training.target import Target
 
 
 LEAK_EXIT_CODE = 3
@@ -94,7 +92,7 @@ def audit(
     ] = None,
     mean: Annotated[
         str,
-        typer.Option("--mean", help="What the model's inputs are lessened by: train (the training mean) or zero."),
+        typer.Option("--mean", help="Mean subtracted from inputs: train (the training mean) or zero."),
     ] = "train",
     budget: Time = None,
     baselines: Annotated[
@@ -113,32 +111,26 @@ def audit(
 ) -> None:
     """Inspect, attack, score and judge a model, and write one report.
 
-    Without data: what a stranger would hold in hand. With --data (or --with-data): which of your records leak,
+    Without data: what an attacker would hold. With --data (or --with-data): which of your records leak,
     beside a control of held-out images. Writes report.html, report.json (docs/report-schema.md), risk.csv and the
     run's own files. Exit code 0 whatever was found; 3 for a leak found or suspected with --fail-on-leak; 1 for an
     error.
     """
-    from dataclasses import replace
-
-    from engram.attacks.registry import choose_scheme
+    from engram.attacks.registry import make_attack
     from engram.auditing.baselines import inversion_settings
     from engram.auditing.run import run_audit
-    from engram.core.runs import RunDirectory
+    from engram.models.open.door import open_view
 
     given = remembered(context, out, resume=resume)
-    target = opened(model, given["arch"], given["input_shape"])
-    view = attacker_view(target, model, given["input_shape"], given["task"])
-    if resume and RunDirectory(out).record.exists():
-        same_model(out, view, model)
+    view = open_view(model, input_shape=given["input_shape"], task=given["task"], arch=given["arch"])
     inversion = inversion_settings(given["baselines"], given["images"])
-    compared = chosen_data(target, view, **{name: given[name] for name in DATA_OPTIONS})
-    view = replace(view, network=view.network.to(device=check_device(device)))
+    compared = chosen_data(model, view, **{name: given[name] for name in DATA_OPTIONS})
     seconds = None if budget is None else parse_seconds(budget)
-    scheme = choose_scheme(view, seconds=seconds, resumed=out if resume else None)
+    chosen = make_attack(view.to(check_device(device)), budget=seconds, resume_from=out if resume else None)
     remember(given, out, resume=resume)
-    with share_bar("attacking", *([] if inversion is None else ["inverting"])) as told:
+    with progress_bar() as progress:
         record = run_audit(
-            scheme,
+            chosen,
             compared,
             inversion=inversion,
             name=str(model),
@@ -146,8 +138,7 @@ def audit(
             directory=out,
             resume=resume,
             snapshot_every=snapshot_every,
-            observers=[lambda step, _: told("attacking", step / scheme.total_steps)],
-            inversion_observers=[lambda step, _: told("inverting", step / inversion.steps)] if inversion else [],
+            progress=progress,
             command=shlex.join(["engram", *sys.argv[1:]]),
         )
     show(record, out)
@@ -168,7 +159,7 @@ NO_CONTROL = "none"
 
 
 def chosen_data(
-    target: Target[Network],
+    model: Path,
     view: AttackerView[Network],
     *,
     data: str | None,
@@ -190,7 +181,7 @@ def chosen_data(
 
     require(mean in ("train", "zero"), "--mean", "must be train or zero", mean)
     asked = AskedData(data=data, n=n, labels=labels, classes=classes, data_seed=data_seed, with_data=with_data)
-    choice = asked.choice(target.card, view.task.name)
+    choice = asked.choice(model, view.task.name)
     if choice is None:
         control = {"--held-out": held_out, "--held-out-n": held_out_n, "--mean": None if mean == "train" else mean}
         if stray := [name for name, value in control.items() if value is not None]:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.bars import progress_bar, share_bar
+from engram.cli.bars import progress_bar
 from engram.cli.options import DataName, DataRoot, Labels, Number, parse_seconds
-from engram.cli.target import open_finished
 
 if TYPE_CHECKING:
+    from engram.models.networks import Network
     from engram.models.view import AttackerView
     from engram.papers.race import Curve, Race, RaceSettings
     from engram.training.target import Card
@@ -59,7 +59,7 @@ def bench(
         raise ConfigError(f"{', '.join(stray)} does nothing beside the finished target {model}; leave it out")
     settings = _settings(published_seconds, budget, metric)
     prepare_directory(out)
-    view, card = open_finished(model) if model is not None else _train(training, data_root)
+    view, card = _finished(model) if model is not None else _train(training, data_root)
     if not _race(view, card, settings, out, data_root):
         typer.echo("interrupted: only what was measured so far is written", err=True)
         raise typer.Exit(INTERRUPTED)
@@ -73,15 +73,28 @@ def _settings(published_seconds: float | None, budget: str | None, metric: str |
     return RaceSettings(**{name: value for name, value in given.items() if value is not None})
 
 
-def _train(chosen: dict[str, Any], root: Path | None) -> tuple[AttackerView, Card]:
+def _finished(model: Path) -> tuple[AttackerView[Network], Card]:
+    """A target that engram trained, as an attacker sees it, with the card that says what to score against."""
+    from engram.core.errors import ConfigError
+    from engram.models.open.door import open_view
+    from engram.training.target import card_of
+
+    view, card = open_view(model), card_of(model)
+    if card is None:
+        raise ConfigError(f"{model} does not say what it was trained on; give a directory of `engram train`")
+    return view, card
+
+
+def _train(chosen: dict[str, Any], root: Path | None) -> tuple[AttackerView[Network], Card]:
     """The demo's target, or one like it on other data."""
     from dataclasses import replace
 
     from engram.data.catalog import default_labels
-    from engram.models.tasks.kinds import Binary
-    from engram.models.view import AttackerView
+    from engram.models.open.door import open_view
+    from engram.models.tasks import Binary
     from engram.pipeline import build_target
     from engram.training.presets import GATE, GATE_NETWORK
+    from engram.training.recipe import training_progress
 
     given = {option.lstrip("-"): value for option, value in chosen.items() if value is not None}
     choice = GATE.data
@@ -89,16 +102,17 @@ def _train(chosen: dict[str, Any], root: Path | None) -> tuple[AttackerView, Car
         choice = replace(choice, name=given["data"], labels=default_labels(given["data"]))
     choice = replace(choice, **{name: given[name] for name in ("labels", "n") if name in given})
     recipe = replace(GATE.recipe, **{name: given[name] for name in ("epochs", "lr") if name in given})
-    inputs = choice.load(root, held_out=0).train.images[0].numel()
-    with progress_bar("training", recipe.epochs) as progress:
+    data = choice.load(root)
+    network = replace(GATE_NETWORK, inputs=data.train.images[0].numel())
+    with progress_bar() as progress:
         target = build_target(
-            choice, replace(GATE_NETWORK, inputs=inputs), recipe, Binary(), root=root, observers=[progress]
+            choice, network, recipe, Binary(), observers=[training_progress(progress, recipe)], data=data
         )
     assert target.card is not None
-    return AttackerView(target.network, target.card.input_shape, Binary()), target.card
+    return open_view(target.network, input_shape=target.card.input_shape, task="binary"), target.card
 
 
-def _race(view: AttackerView, card: Card, settings: RaceSettings, out: Path, root: Path | None) -> bool:
+def _race(view: AttackerView[Network], card: Card, settings: RaceSettings, out: Path, root: Path | None) -> bool:
     """Run, write and show; whether the run was not cut short."""
     from engram.core.files import write_bytes, write_json
     from engram.papers.race import run_race
@@ -108,7 +122,7 @@ def _race(view: AttackerView, card: Card, settings: RaceSettings, out: Path, roo
         write_bytes(out / "bench.png", race.figure())
 
     data = card.data.load(root)
-    with share_bar("engine", "published") as progress:
+    with progress_bar() as progress:
         race = run_race(view, data, settings, data_name=card.data.name, progress=progress, keep=keep)
     keep(race)
     _show(race)
@@ -120,7 +134,8 @@ def _show(race: Race) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from engram.papers.race import METRICS, busy_note
+    from engram.core.runs import busy_note
+    from engram.papers.race import METRICS
 
     table = Table("scheme", "seconds a step", "steps", "seconds", *METRICS)
     for name, one in (("published", race.published), ("engine", race.engine)):

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from engram.cli.bars import progress_bar
 from engram.cli.options import AsJson, Classes, DataRoot
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
 
 app = typer.Typer(help="List, fetch and look at data sets.", no_args_is_help=True)
 
@@ -47,7 +44,7 @@ def list_sets(
 
 @app.command("get", epilog="Example: engram data get mnist")
 def get(name: Name, data_root: DataRoot = None) -> None:
-    """Download a published data set and check it; a cut-off download goes on where it stopped."""
+    """Download a published data set and check it; a cut-off download is resumed where it stopped."""
     from engram.data.catalog import CATALOG
     from engram.data.catalog import data_root as resolve
     from engram.data.download import fetch
@@ -56,15 +53,8 @@ def get(name: Name, data_root: DataRoot = None) -> None:
         typer.echo(f"{name} comes with engram; there is nothing to fetch")
         return
     root = resolve(data_root)
-    with _progress_bar() as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(file_name: str, done: int, total: int | None) -> None:
-            if file_name not in tasks:
-                tasks[file_name] = bar.add_task(file_name, total=total)
-            bar.update(tasks[file_name], completed=done, total=total)
-
-        added = fetch(name, root, show)
+    with progress_bar() as progress:
+        added = fetch(name, root, progress)
     for path in added:
         typer.echo(f"wrote {path}")
     typer.echo(f"{name} is ready in {root}")
@@ -120,24 +110,3 @@ def _rows(data_root: Path | None) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _progress_bar() -> Progress:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )

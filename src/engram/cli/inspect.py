@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.bars import part_bar
+from engram.cli.bars import progress_bar
 from engram.cli.options import (
     Arch,
     AsJson,
@@ -25,13 +25,12 @@ from engram.cli.options import (
     TaskName,
     WithData,
 )
-from engram.cli.target import attacker_view, opened
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from engram.auditing.examine import Examination
-    from engram.auditing.inspect import AnyDescription, Description, LayerDescription, Spectrum
+    from engram.auditing.inspect import Description, LayerDescription, Spectrum
     from engram.auditing.reach import Verdict
     from engram.models.networks import Network
     from engram.models.view import AttackerView
@@ -68,20 +67,19 @@ def inspect(
 ) -> None:
     """Show a model's layers, what training wrote into them, and whether the attack can work with it.
 
-    Without data: what a stranger sees; -n alone counts the equations for so many samples. With --data or
+    Without data: what an attacker sees; -n alone counts the equations for so many samples. With --data or
     --with-data: also margins, KKT gap and the best that can come back of every training sample. The keys of the
     JSON are in docs/inspect.md.
     """
-    from engram.auditing.examine import examine_either
-    from engram.auditing.inspect import describe_either
-    from engram.auditing.reach import judge_either, record_of_either
+    from engram.auditing.examine import examine
+    from engram.auditing.inspect import describe
+    from engram.auditing.reach import inspection_record, judge
     from engram.core.errors import ConfigError, require
     from engram.members.boundaries import dense_part
-    from engram.models.networks import ConvNetwork
+    from engram.models.open.door import open_view
 
     require(plot is None or plot.suffix == ".png", "--plot", "must end in .png", str(plot))
-    target = opened(model, arch, input_shape)
-    view = attacker_view(target, model, input_shape, task)
+    view = open_view(model, input_shape=input_shape, task=task, arch=arch)
     asked = AskedData(
         data=data,
         n=n if data is not None or with_data else None,
@@ -90,29 +88,27 @@ def inspect(
         data_seed=data_seed,
         with_data=with_data,
     )
-    choice = asked.choice(target.card, view.task.name)
-    if choice is None and n is not None and isinstance(view.network, ConvNetwork):
+    choice = asked.choice(model, view.task.name)
+    if choice is None and n is not None and view.dense is None:
         raise ConfigError("-n alone counts equations, which is not done with convolutions; leave it out")
     split = None if choice is None else choice.load(data_root)
     samples = n if choice is None else choice.n
     examination = None
-    with part_bar("weights") as progress:
-        description = describe_either(view, samples=samples, progress=progress)
-    if split is not None:
-        train, unseen = split.train, split.held_out.images
-        with part_bar("samples") as progress:
-            examination = examine_either(
+    with progress_bar() as progress:
+        description = describe(view, samples=samples, progress=progress)
+        if split is not None:
+            examination = examine(
                 dense_part(view),
                 description.space,
-                train.images,
-                train.labels,
+                split.train.images,
+                split.train.labels,
                 split.mean,
-                held_out=unseen,
+                held_out=split.held_out.images,
                 progress=progress,
             )
-    verdict = judge_either(description, examination)
+    verdict = judge(description, examination)
     if as_json:
-        record = record_of_either(view, description, verdict, examination)
+        record = inspection_record(view, description, verdict, examination)
         typer.echo(json.dumps({"model": str(model), **record}, indent=2, allow_nan=False))
     else:
         show(description, examination, verdict)
@@ -121,17 +117,15 @@ def inspect(
         typer.echo(f"wrote {plot}", err=as_json)
 
 
-def show(description: AnyDescription, examination: Examination | None, verdict: Verdict) -> None:
+def show(description: Description, examination: Examination | None, verdict: Verdict) -> None:
     """Tables and, last, the verdict."""
     from rich.console import Console
-
-    from engram.auditing.inspect import ConvDescription
 
     console = Console()
     console.print(_layers(description.layers, examination))
     console.print(f"{description.name}: {description.parameters:,} parameters, {description.dtype}")
     kind = "homogeneous" if description.homogeneous else "not homogeneous (biases beyond the first layer)"
-    if isinstance(description, ConvDescription):
+    if description.reads_features:
         console.print(f"The network is {kind}; kernels are shown as rows of C k k values.")
         layer = description.read_layer.name
         facts = {f"row space of {layer}, over features": _directions(description.spectrum)}
@@ -140,7 +134,7 @@ def show(description: AnyDescription, examination: Examination | None, verdict: 
         facts = _weights_facts(description)
     console.print(_facts("from the weights alone", facts))
     if examination is not None:
-        energy = "features" if isinstance(description, ConvDescription) else "energy"
+        energy = "features" if description.reads_features else "energy"
         facts = _sample_facts(examination, energy)
         console.print(_facts(f"with {len(examination.margins)} training samples", facts))
     console.print(verdict.sentence, style="bold")
@@ -149,19 +143,18 @@ def show(description: AnyDescription, examination: Examination | None, verdict: 
 def write_figure(
     path: Path,
     view: AttackerView[Network],
-    description: AnyDescription,
+    description: Description,
     examination: Examination | None,
     *,
     title: str,
 ) -> None:
     """The spectrum, and with samples their ceiling, margins and duals; the kernels of a first convolution."""
     from engram.auditing.examine import RECOGNISED
-    from engram.auditing.inspect import ConvDescription
     from engram.core.files import write_bytes
     from engram.render.figures import kernels_figure
     from engram.render.plots import SamplesPanel, SpectrumPanel, inspection_figure
 
-    if isinstance(description, ConvDescription):
+    if description.architecture is not None:
         write_bytes(path, kernels_figure(view.network.weights[0], title=title))
         return
     spectrum, samples = description.spectrum, None
@@ -218,6 +211,7 @@ def _facts(title: str, facts: dict[str, str]) -> Table:
 
 def _weights_facts(description: Description) -> dict[str, str]:
     counts, margin = description.equations, description.margin
+    assert counts is not None
     whole = f"{counts.equations:,} parameters; "
     space = f"{counts.row_space_equations:,} equations; "
     if counts.samples is None:

@@ -12,7 +12,6 @@ from engram.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from engram.data.choice import DataChoice
-    from engram.training.target import Card
 
 
 Model = Annotated[
@@ -68,25 +67,15 @@ WithData = Annotated[
 Time = Annotated[str | None, typer.Option("--budget", help="Time for the attack: 30s, 5m, 1h.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 Device = Annotated[str, typer.Option("--device", help="Where to compute: cpu, cuda or mps.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last snapshot in the output directory.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume from the last snapshot in the output directory.")]
 
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A setting of the recipe, e.g. relu_slope=50; repeat."),
+]
 SnapshotEvery = Annotated[
     float, typer.Option("--snapshot-every", min=0, help="Seconds between snapshots, for --resume.")
 ]
-
-
-def parse_shape(text: str) -> tuple[int, ...]:
-    """'3x32x32' -> (3, 32, 32).
-
-    >>> parse_shape("3x32x32")
-    (3, 32, 32)
-    """
-    from engram.core.errors import ConfigError
-
-    parts = text.lower().replace("×", "x").split("x")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--input-shape must be positive numbers joined by x, got {text!r}; for example 3x32x32")
-    return tuple(int(part) for part in parts)
 
 
 def parse_widths(text: str) -> tuple[int, ...]:
@@ -137,7 +126,7 @@ def parse_bytes(text: str) -> int:
 
 
 def check_device(name: str) -> str:
-    """The device, or an error that says why it is not to be had."""
+    """The device, or an error that says why it can't be used."""
     import torch
 
     from engram.core.errors import ConfigError
@@ -177,20 +166,23 @@ class AskedData:
         if self.data is not None and self.n is None:
             raise ConfigError("--data needs -n, the number of training images, e.g. -n 500")
 
-    def choice(self, card: Card | None, task: str) -> DataChoice | None:
-        """The data for a model with this card and task; None where no data were asked for."""
+    def choice(self, model: Path | None, task: str) -> DataChoice | None:
+        """The data for a model and its task; None where no data were asked for."""
         from engram.data.catalog import default_labels
         from engram.data.choice import DataChoice
-        from engram.models.tasks.names import own_classes
+        from engram.models.tasks import own_classes
 
         if self.data is None or self.n is None:
-            return card_data(card, "--with-data") if self.with_data else None
+            return card_data(model, "--with-data") if self.with_data else None
         labels = self.labels or default_labels(self.data, own_classes=own_classes(task))
         return DataChoice(name=self.data, labels=labels, n=self.n, seed=self.data_seed, classes=self.classes)
 
 
-def card_data(card: Card | None, asked_by: str) -> DataChoice:
-    """The data that a card names."""
+def card_data(model: Path | None, asked_by: str) -> DataChoice:
+    """The data that the card of a model names."""
+    from engram.training.target import card_of
+
+    card = None if model is None else card_of(model)
     if card is None:
         raise ConfigError(
             f"{asked_by} needs a directory of `engram train`, whose card names the data; else say --data NAME "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.bars import share_bar
+from engram.cli.bars import progress_bar
 from engram.cli.options import DataRoot, Device, check_device
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def reproduce(
         return
     from engram.papers.cases import Means, Setting
     from engram.papers.catalogue import CATALOGUE, experiment_named
-    from engram.training.cache import TargetCache, cache_root
+    from engram.training.target import TargetCache, cache_root
 
     means = Means(
         device=check_device(device),
@@ -87,8 +87,8 @@ def _run(chosen: list[Experiment], setting: Setting, out: Path, *, go_on: bool) 
     """How many failed."""
     from engram.papers.runner import Run
 
-    with share_bar("experiments") as show:
-        run = Run(out, setting, typer.echo, lambda share, what: show("experiments", share, what))
+    with progress_bar() as progress:
+        run = Run(out, setting, typer.echo, progress)
         records = run.experiments(chosen, go_on=go_on)
     return sum(record["failed"] is not None for record in records)
 

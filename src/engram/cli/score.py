@@ -110,10 +110,10 @@ def show_report(report: ScoreReport) -> None:
 
     n = len(report.train)
     table = Table("recovered", f"of {n} training", "of held-out", "excess", "from noise")
-    for row in report.counts:
+    for text, row in report.counts.items():
         held_out = "unknown" if row.held_out is None else str(row.held_out)
         excess = "unknown" if row.excess is None else f"{row.excess:g}"
-        table.add_row(row.threshold.text, str(row.train), held_out, excess, str(row.noise))
+        table.add_row(text, str(row.train), held_out, excess, str(row.noise))
     console = Console()
     console.print(table)
     mean = "-" if report.top10_mean is None else f"{report.top10_mean:.3f}"
@@ -146,13 +146,13 @@ def _data_choice(run: Path, asked: AskedData) -> tuple[DataChoice, Network | Non
     """The data named by the options, else by the card of the model that the run attacked."""
     from engram.core.errors import EngramError
     from engram.core.runs import read_record
-    from engram.training.target import open_recorded
+    from engram.models.open.door import open_recorded
 
     record = read_record(run)
+    model = Path(str(record.get("model", "")))
     try:
-        target = open_recorded(record)
+        network = open_recorded(record).network
     except EngramError:
-        target = None  # the model was moved: its outputs are left out of the table
-    card = None if target is None else target.card
-    named = asked.choice(card, str(record.get("task", "")))
-    return named or card_data(card, "a score without --data"), None if target is None else target.network
+        network = None  # the model was moved: its outputs are left out of the table
+    named = asked.choice(model, str(record.get("task", "")))
+    return named or card_data(model, "a score without --data"), network

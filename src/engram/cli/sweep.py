@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli.options import (
+    Arch,
     AsJson,
     AskedData,
     Classes,
@@ -19,12 +20,14 @@ from engram.cli.options import (
     InputShape,
     Labels,
     Number,
+    Set,
     TaskName,
     WithData,
     parse_seconds,
 )
 
 if TYPE_CHECKING:
+    from engram.models.tasks import Task
     from engram.sweep.executors import Executor
     from engram.sweep.space import SweepSpec
 
@@ -43,18 +46,20 @@ def sweep(
         list[Path],
         typer.Argument(
             metavar="MODEL...",
-            help="A directory of `engram train`, or a .pt, .pth or .safetensors file; several with --targets.",
+            help="A directory of `engram train`, or a .pt, .pth, .pt2 or .safetensors file; --targets takes several.",
         ),
     ],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Directory of the sweep.")] = None,
     trials: Annotated[int, typer.Option("--trials", help="How many in all (for each model).")] = 100,
     space: Annotated[
-        str, typer.Option("--space", help="What to vary: haim2022, buzaglo2023, engine, or a TOML file.")
-    ] = "haim2022",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Hold a setting fixed, e.g. steps=3000; repeat."),
+        str | None,
+        typer.Option(
+            "--space",
+            help="What to vary: haim2022 (by default for binary models), buzaglo2023 (for others), engine, or a "
+            "TOML file.",
+        ),
     ] = None,
+    settings: Set = None,
     sampler: Annotated[
         str, typer.Option("--sampler", help="random (repeatable), tpe or gp (learn from trials).")
     ] = "random",
@@ -73,11 +78,12 @@ def sweep(
     ] = None,
     input_shape: InputShape = None,
     task: TaskName = None,
+    arch: Arch = None,
     targets: Annotated[
         bool, typer.Option("--targets", help="Audit several models; one table compares them.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the sweep in the output directory, or join it.")
+        bool, typer.Option("--resume", help="Resume the sweep in the output directory, or join it.")
     ] = False,
     listed: Annotated[
         bool, typer.Option("--list", help="Only show the finished trials of the sweep in MODEL's place.")
@@ -136,7 +142,9 @@ def sweep(
 
     --data or --with-data scores the pooled result at the end; trials are judged without it, but for --oracle.
     """
-    from engram.core.errors import ConfigError
+    from functools import partial
+
+    from engram.core.errors import ConfigError, optional
 
     if listed:
         for directory in models:
@@ -144,14 +152,25 @@ def sweep(
         return
     if out is None:
         raise ConfigError("say where the sweep goes: -o DIRECTORY")
-    spec = chosen_spec(space, settings or [], trials, seed, sampler, keep, oracle)
+    optuna = optional("optuna", wanted_by="engram sweep", install="'engram[sweep]'")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     found = chosen_models(models) if targets else models
     if len(found) != 1 and not targets:
         raise ConfigError(f"got {len(found)} models; give one, or --targets to audit them all")
     from engram.cli.sweep_run import Opening, Trackers, run_fleet, run_one
 
     asked = AskedData(data=data, n=n, labels=labels, classes=classes, data_seed=data_seed, with_data=with_data)
-    opening = Opening(spec, input_shape, task, asked, data_root, oracle, storage, device, resume)
+    spec_for = partial(
+        chosen_spec,
+        space=space,
+        settings=settings or [],
+        trials=trials,
+        seed=seed,
+        sampler=sampler,
+        keep=keep,
+        oracle=oracle,
+    )
+    opening = Opening(spec_for, input_shape, task, arch, asked, data_root, oracle, storage, device, resume)
     trackers = Trackers(tensorboard, wandb)
     seconds = None if budget is None else parse_seconds(budget)
     if seconds is not None and (targets or storage is not None):
@@ -165,30 +184,29 @@ def sweep(
         else:
             run_one(found[0], out, opening, executor, trackers, as_json=as_json)
     except KeyboardInterrupt:
-        typer.echo(f"stopped; what has finished is in {out}: go on with the same command and --resume", err=True)
+        typer.echo(f"stopped; what has finished is in {out}: resume with the same command and --resume", err=True)
         raise
     finally:
         executor.close()
 
 
 def chosen_spec(
-    space: str, settings: list[str], trials: int, seed: int, sampler: str, keep: float, oracle: bool
+    task: Task,
+    *,
+    space: str | None,
+    settings: list[str],
+    trials: int,
+    seed: int,
+    sampler: str,
+    keep: float,
+    oracle: bool,
 ) -> SweepSpec:
-    from engram.core.errors import ConfigError, optional
+    """The sweep of a model with that task; without a space, the papers' search for it."""
+    from engram.attacks.registry import parse_setting
+    from engram.sweep.space import SweepSpec, default_space, find_space
 
-    optuna = optional("optuna", wanted_by="engram sweep", install="'engram[sweep]'")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    from engram.attacks.registry import RECIPES
-    from engram.sweep.space import SweepSpec, find_space
-
-    chosen = find_space(space)
-    recipe = RECIPES[chosen.recipe]
-    fixed = {}
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not equals:
-            raise ConfigError(f"--set must be NAME=VALUE, got {setting!r}; for example --set steps=3000")
-        fixed[name] = recipe.parse(name, text)
+    chosen = find_space(space or default_space(task))
+    fixed = dict(parse_setting(chosen.recipe, text) for text in settings)
     return SweepSpec(
         space=chosen.fixing(fixed),
         trials=trials,
@@ -236,7 +254,7 @@ def show_trials(directory: Path, *, as_json: bool) -> None:
     """One line a trial; plain text, since tables of ten thousand rows are slow to lay out."""
     from engram.core.errors import ConfigError
     from engram.core.files import read_json
-    from engram.sweep.sweep import INDEX, read_index
+    from engram.sweep.index import INDEX, read_index
 
     if not (directory / INDEX).exists():
         raise ConfigError(f"{directory} holds no sweep; give the directory that -o named")

@@ -1,4 +1,4 @@
-"""What `engram sweep` needs before and around the trials: models, data, observers, bars."""
+"""`engram sweep` once its options are read: open the models, run the trials, conclude, tell."""
 
 from __future__ import annotations
 
@@ -12,61 +12,62 @@ from typing import Any
 import typer
 
 from engram.auditing.verdict import sweep_verdict
-from engram.cli.bars import count_bar
+from engram.cli.bars import progress_bar
 from engram.cli.options import AskedData, card_data
 from engram.cli.score import show_report
-from engram.cli.target import attacker_view
 from engram.core.errors import ConfigError, EngramError
 from engram.core.files import write_bytes, write_json
 from engram.core.progress import TensorBoard, WeightsAndBiases
 from engram.core.runs import RunDirectory
 from engram.data.sets import Split
-from engram.models.networks import DenseNetwork
+from engram.models.networks import Network
+from engram.models.open.door import open_view
+from engram.models.tasks import Task
+from engram.models.view import AttackerView
 from engram.render.html import render
 from engram.render.plots import sweep_figure
-from engram.sweep.executors import Executor
+from engram.sweep.executors import Executor, plan_steps, with_steps
 from engram.sweep.page import sweep_page
-from engram.sweep.planning import plan_steps, with_steps
 from engram.sweep.space import SweepSpec
 from engram.sweep.study import Row
 from engram.sweep.summary import COLUMNS, Conclusion, conclude, failed_row, summary_row, table_csv, unique_names
 from engram.sweep.sweep import OnRow, Oracle, Sweep, drive, recorded_steps
-from engram.training.target import open_target
 
 
 @dataclass(frozen=True)
 class Opening:
     """How models become sweeps; the same for all of a fleet."""
 
-    spec: SweepSpec
+    spec_for: Callable[[Task], SweepSpec]
     input_shape: str | None
     task: str | None
+    arch: str | None
     data: AskedData
     data_root: Path | None
     oracle: bool
     storage: str | None
     device: str
     resume: bool
+    steps: int | None = None
+    """Of a trial, where a time for the sweep decides them."""
 
     def within(self, seconds: float, model: Path, directory: Path, executor: Executor) -> Opening:
-        """The same with trials so short that all take that time; a sweep that is gone on with keeps its own."""
+        """The same with trials so short that all take that time; a sweep that is resumed keeps its own."""
         if self.resume and RunDirectory(directory).record.exists():
             steps = recorded_steps(directory)
             typer.echo(f"trials have {steps:,} steps, as the sweep in {directory} began with", err=True)
-            return replace(self, spec=with_steps(self.spec, steps))
-        target = open_target(model)
-        view = attacker_view(target, model, self.input_shape, self.task).narrowed(DenseNetwork)
-        plan = plan_steps(view, self.spec, executor, seconds=seconds)
+            return replace(self, steps=steps)
+        view = self._view(model)
+        plan = plan_steps(view, self._spec(view), executor, seconds=seconds)
         typer.echo(plan.sentence, err=True)
-        return replace(self, spec=with_steps(self.spec, plan.steps))
+        return replace(self, steps=plan.steps)
 
     def opened(self, model: Path, directory: Path) -> tuple[Sweep, Split | None]:
         """The sweep of a model, and the data to score its result with."""
-        target = open_target(model)
-        view = attacker_view(target, model, self.input_shape, self.task).narrowed(DenseNetwork)
-        choice = self.data.choice(target.card, view.task.name)
+        view = self._view(model)
+        choice = self.data.choice(model, view.task.name)
         if choice is None and self.oracle:
-            choice = card_data(target.card, "--oracle")
+            choice = card_data(model, "--oracle")
         data = None if choice is None else choice.load(self.data_root)
         if data is not None and data.train.shape != view.input_shape:
             raise ConfigError(
@@ -75,7 +76,7 @@ class Opening:
             )
         sweep = Sweep(
             view=view,
-            spec=self.spec,
+            spec=self._spec(view),
             directory=directory,
             model=str(model),
             storage=self.storage,
@@ -84,6 +85,14 @@ class Opening:
             resume=self.resume,
         )
         return sweep, data
+
+    def _view(self, model: Path) -> AttackerView[Network]:
+        return open_view(model, input_shape=self.input_shape, task=self.task, arch=self.arch)
+
+    def _spec(self, view: AttackerView[Network]) -> SweepSpec:
+        spec = self.spec_for(view.task)
+        spec = replace(spec, space=spec.space.for_task(view.task))
+        return spec if self.steps is None else with_steps(spec, self.steps)
 
 
 @dataclass(frozen=True)
@@ -123,8 +132,8 @@ class Trackers:
 
 def concluded(sweep: Sweep, data: Split | None) -> Conclusion:
     """Pool, score, write everything, draw; with a bar."""
-    with count_bar("pooling", 0) as update:
-        conclusion = conclude(sweep, data, progress=lambda done, total: update(completed=done, total=total))
+    with progress_bar() as progress:
+        conclusion = conclude(sweep, data, progress=progress)
     write_bytes(sweep.directory / "sweep.png", sweep_figure(conclusion.summary))
     page = sweep_page(conclusion, None if data is None else data.train)
     write_bytes(sweep.directory / "sweep.html", render(page).encode())
@@ -138,14 +147,18 @@ def trial_bar(sweeps: Sequence[Sweep]) -> Iterator[OnRow]:
     finished = [row for sweep in sweeps for row in sweep.rows()]
     better: Callable[..., float] = max if any(sweep.spec.objective == "oracle" for sweep in sweeps) else min
     values = [row["objective"] for row in finished if row["objective"] is not None]
-    with count_bar("sweeping", total) as update:
-        update(completed=len(finished))
+    with progress_bar() as progress:
+        ended = len(finished)
+        progress(f"sweeping: {ended} of {total} trials", ended / total)
 
         def show(_: Sweep, row: Row) -> None:
+            nonlocal ended
+            ended += 1
             if row["objective"] is not None:
                 values.append(row["objective"])
                 values[:] = [better(values)]
-            update(advance=1, told=f"best {values[0]:.4g}" if values else "")
+            best = f", best {values[0]:.4g}" if values else ""
+            progress(f"sweeping: {ended} of {total} trials{best}", ended / total)
 
         yield show
 

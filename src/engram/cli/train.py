@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.bars import training_bar
+from engram.cli.bars import progress_bar
 from engram.cli.options import (
     AskedData,
     Classes,
@@ -23,9 +23,10 @@ from engram.cli.options import (
     check_device,
     parse_widths,
 )
-from engram.cli.resume import remember, remembered
+from engram.cli.resume import is_given, remember, remembered
 
 if TYPE_CHECKING:
+    from engram.data.sets import Split
     from engram.training.presets import Plan
     from engram.training.recipe import Flow
     from engram.training.spec import ConvSpec, MLPSpec
@@ -138,14 +139,16 @@ def train(
         from engram.training.presets import plan as preset_plan
 
         refuse_beside_preset(context)
+        split = None
         plan = preset_plan(options["preset"], options["scale"] or "cpu", seed=options["seed"])
     elif options["scale"] is not None:
         raise ConfigError(f"--scale {options['scale']} goes with --preset; see the presets with --list")
     else:
-        plan = plan_by_options(**options)
+        plan, split = plan_by_options(**options)
     remember(options, out, resume=resume)
     make(
         plan,
+        split,
         out=out,
         data_root=options["data_root"],
         device=device,
@@ -190,16 +193,14 @@ def refuse_beside_preset(context: typer.Context) -> None:
 
     for parameter in context.command.params:
         name = parameter.name or ""
-        source = context.get_parameter_source(name)
-        given = source is not None and source.name == "COMMANDLINE"
-        if given and name not in BESIDE_PRESET:
+        if is_given(context, name) and name not in BESIDE_PRESET:
             raise ConfigError(f"{parameter.opts[0]} does not go with --preset, which decides it; leave one out")
 
 
-def plan_by_options(**options: Any) -> Plan:
-    """The plan that the options describe."""
+def plan_by_options(**options: Any) -> tuple[Plan, Split]:
+    """The plan that the options describe, and its data."""
     from engram.core.errors import ConfigError
-    from engram.models.tasks.names import task_named
+    from engram.models.tasks import task_named
     from engram.training.presets import Plan
     from engram.training.recipe import Recipe
 
@@ -211,13 +212,14 @@ def plan_by_options(**options: Any) -> Plan:
     choice = AskedData(**{name: options[name] for name in DATA_OPTIONS}).choice(None, task)
     assert choice is not None
     recipe = Recipe(**{name: options[name] for name in RECIPE_OPTIONS}, flow=_flow(options))
-    images = choice.load(options["data_root"], held_out=0).train
-    network = _network(options, tuple(images.images.shape[1:]), task_named(task, len(images.classes)).outputs)
-    return Plan(data=choice, network=network, recipe=recipe, task=task)
+    data = choice.load(options["data_root"])
+    network = _network(options, data.train.shape, task_named(task, len(data.train.classes)).outputs)
+    return Plan(data=choice, network=network, recipe=recipe, task=task), data
 
 
 def make(
     plan: Plan,
+    data: Split | None,
     *,
     out: Path,
     data_root: Path | None,
@@ -227,13 +229,14 @@ def make(
     cached: bool,
 ) -> None:
     """Train by the plan, write the target, and say how well it does."""
-    from engram.models.tasks.names import task_named
+    from engram.models.tasks import task_named
     from engram.pipeline import build_target
-    from engram.training.cache import TargetCache, cache_root
+    from engram.training.recipe import training_progress
+    from engram.training.target import TargetCache, cache_root
 
     for cut in plan.cuts:
         typer.echo(f"cut: {cut}")
-    with training_bar(plan.recipe) as progress:
+    with progress_bar() as progress:
         target = build_target(
             plan.data,
             plan.network,
@@ -244,8 +247,9 @@ def make(
             device=check_device(device),
             resume=resume,
             snapshot_every=snapshot_every,
-            observers=[progress],
+            observers=[training_progress(progress, plan.recipe)],
             cache=TargetCache(cache_root()) if cached else None,
+            data=data,
         )
     card = target.card
     assert card is not None

@@ -41,7 +41,7 @@ def require(condition: bool, argument: str, rule: str, got: object, cure: str = 
     >>> require(0 < 2, "lr", "must be positive", 2)
     >>> require(0 < -1, "lr", "must be positive", -1, "try 0.01")
     Traceback (most recent call last):
-    engram.errors.ConfigError: lr must be positive, got -1; try 0.01
+    engram.core.errors.ConfigError: lr must be positive, got -1; try 0.01
     """
     if not condition:
         raise ConfigError(f"{argument} {rule}, got {got!r}" + (f"; {cure}" if cure else ""))
@@ -52,9 +52,9 @@ def optional(module: str, *, wanted_by: str, install: str) -> ModuleType:
 
     >>> optional("json", wanted_by="this", install="json").__name__
     'json'
-    >>> optional("no_such_module", wanted_by="--magic", install="'engram[magic]'")
+    >>> optional("no_such_module", wanted_by="--magic", install="magic")
     Traceback (most recent call last):
-    engram.errors.ConfigError: --magic needs no_such_module, which is not installed; pip install 'engram[magic]'
+    engram.core.errors.ConfigError: --magic needs no_such_module, which is not installed; pip install magic
     """
     try:
         return import_module(module)

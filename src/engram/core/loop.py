@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
@@ -38,6 +38,7 @@ class StopReason(Enum):
     """Why a run ended; the value is what a person reads."""
 
     FINISHED = "reached its goal"
+    STOPPED = "was stopped by an observer"
     STEP_LIMIT = "used all its steps"
     TIME_LIMIT = "used all its time"
     DIVERGED = "diverged"
@@ -59,8 +60,12 @@ class Iteration(Protocol):
         """What a person should change when this iteration diverges."""
 
 
-Observer = Callable[[int, Values], None]
-"""Told of every step and its metrics; decides itself how often it does something."""
+Observer = Callable[[int, Values, State], object]
+"""Told of every step with its metrics and the state after it; decides itself how often it does something.
+
+It may keep numbers of its own in the state, which snapshots then hold, and ends the run by returning `STOP`.
+"""
+STOP = "stop"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +99,8 @@ class Solution:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
-    """What a snapshot tells beside the state."""
+class Position:
+    """How far a run is: what a snapshot holds beside the state."""
 
     fingerprint: str
     step: int = 0
@@ -111,23 +116,23 @@ class Snapshots:
     path: Path
     every_seconds: float = 20.0
 
-    def save(self, progress: Progress, state: State) -> None:
-        encoded = torch.tensor(list(json.dumps(asdict(progress)).encode()), dtype=torch.uint8)
-        files.write_tensors(self.path, {**state, "_progress": encoded})
+    def save(self, position: Position, state: State) -> None:
+        encoded = torch.tensor(list(json.dumps(asdict(position)).encode()), dtype=torch.uint8)
+        files.write_tensors(self.path, {**state, "_position": encoded})
 
-    def load(self, fingerprint: str) -> tuple[Progress, State]:
+    def load(self, fingerprint: str) -> tuple[Position, State]:
         """How far the run was and its state, or an error that says why it can't be resumed."""
         state = files.read_tensors(self.path)
         try:
-            progress = Progress(**json.loads(bytes(state.pop("_progress").tolist())))
+            position = Position(**json.loads(bytes(state.pop("_position").tolist())))
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{self.path} is no snapshot of a run; start without --resume") from error
-        if progress.fingerprint != fingerprint:
+        if position.fingerprint != fingerprint:
             raise CheckpointError(
                 f"{self.path} belongs to a run with other settings or another model; "
                 "resume with the same ones, or start anew in another directory"
             )
-        return progress, state
+        return position, state
 
 
 def run(
@@ -138,46 +143,71 @@ def run(
     resume: bool = False,
     observers: Sequence[Observer] = (),
 ) -> Solution:
-    """Step until the goal, the budget or divergence; with `resume`, go on from the last snapshot if any.
+    """Step until the goal, the budget, divergence or an observer ends it; with `resume`, from the last snapshot.
 
     Snapshots are taken by the clock, yet change nothing: a resumed run ends as the undisturbed one.
     """
     started = saved_at = time.monotonic()
-    progress = Progress(fingerprint=iteration.fingerprint())
+    position = Position(fingerprint=iteration.fingerprint())
     if resume and snapshots and snapshots.path.exists():
-        progress, state = snapshots.load(progress.fingerprint)
+        position, state = snapshots.load(position.fingerprint)
     else:
         state = iteration.init()
-    reason = StopReason.FINISHED if progress.finished else StopReason.STEP_LIMIT
-    earlier = progress.seconds
-    while progress.step < budget.steps and not progress.finished:
+    reason = StopReason.FINISHED if position.finished else StopReason.STEP_LIMIT
+    earlier = position.seconds
+    while position.step < budget.steps and not position.finished:
         metrics = iteration.step(state)
         values = {name: float(value) for name, value in metrics.items()}
-        step, loss = progress.step + int(values.get("steps", 1)), values["loss"]
+        step, loss = position.step + int(values.get("steps", 1)), values["loss"]
         if not math.isfinite(loss):
             reason = StopReason.DIVERGED
             break
-        progress = replace(progress, step=step, loss=loss, finished=iteration.finished(values))
-        for observer in observers:
-            observer(step, values)
+        position = replace(position, step=step, loss=loss, finished=iteration.finished(values))
+        answers = [observer(step, values, state) for observer in observers]
         now = time.monotonic()
-        if progress.finished:
+        if position.finished:
             reason = StopReason.FINISHED
+        elif STOP in answers:  # for good: a resumed run must not go past it
+            reason, position = StopReason.STOPPED, replace(position, finished=True)
         elif budget.seconds is not None and now - started >= budget.seconds:
             reason = StopReason.TIME_LIMIT
             break
         elif snapshots and now - saved_at >= snapshots.every_seconds and _is_finite(state):
-            snapshots.save(replace(progress, seconds=earlier + now - started), state)
+            snapshots.save(replace(position, seconds=earlier + now - started), state)
             saved_at = now
     seconds = earlier + time.monotonic() - started
     if reason is StopReason.DIVERGED or not _is_finite(state):
         # The snapshot on disk stays the last finite one.
-        message = f"diverged at step {progress.step + 1:,}; {iteration.hint()}"
-        return Solution(state, StopReason.DIVERGED, progress.step + 1, seconds, math.nan, message)
+        message = f"diverged at step {position.step + 1:,}; {iteration.hint()}"
+        return Solution(state, StopReason.DIVERGED, position.step + 1, seconds, math.nan, message)
     if snapshots:
-        snapshots.save(replace(progress, seconds=seconds), state)
-    message = f"{reason.value} after {progress.step:,} steps, loss {progress.loss:.3g}"
-    return Solution(state, reason, progress.step, seconds, progress.loss, message)
+        snapshots.save(replace(position, seconds=seconds), state)
+    message = f"{reason.value} after {position.step:,} steps, loss {position.loss:.3g}"
+    return Solution(state, reason, position.step, seconds, position.loss, message)
+
+
+@dataclass(eq=False)
+class StepClock:
+    """Seconds that the steps of a run have taken, without its observers: their time is not the attack's.
+
+    Used by an observer, the last of a run: `tick` when it is called, `tock` when it is done. What earlier
+    processes took lies in the state, so that a resumed run counts on.
+    """
+
+    cpu_seconds: float = 0.0
+    _since: float = field(default_factory=time.perf_counter, init=False)
+    _cpu_since: float = field(default_factory=time.process_time, init=False)
+
+    def tick(self, state: State) -> tuple[float, float]:
+        """Seconds before this step and after it."""
+        before = float(state["step_seconds"]) if "step_seconds" in state else 0.0
+        seconds = before + time.perf_counter() - self._since
+        self.cpu_seconds += time.process_time() - self._cpu_since
+        state["step_seconds"] = torch.tensor(seconds, dtype=torch.float64)
+        return before, seconds
+
+    def tock(self) -> None:
+        self._since, self._cpu_since = time.perf_counter(), time.process_time()
 
 
 def _is_finite(state: State) -> bool:

@@ -8,14 +8,32 @@ from types import ModuleType
 from typing import Any
 
 from engram.core.errors import optional, require
-from engram.core.loop import Values
+from engram.core.loop import Observer, State, Values
 
 Progress = Callable[[str, float], None]
-"""Told what comes next, and which share of the work is done."""
+"""Told what is being done, and which share of it is done, 0 to 1. What follows a colon is a note that changes."""
 
 
-def silent(part: str, done: float) -> None:
+def silent(what: str, share: float) -> None:
     """The progress that nobody watches."""
+
+
+def part(progress: Progress, first: float, last: float) -> Progress:
+    """Progress of a part of the work, which goes from `first` to `last` of the whole.
+
+    >>> part(print, 0.5, 1.0)("second half", 0.5)
+    second half 0.75
+    """
+    return lambda what, share: progress(what, first + (last - first) * share)
+
+
+def by_steps(progress: Progress, what: str, steps: int) -> Observer:
+    """An observer that tells the share of the steps, with the loss."""
+
+    def observe(step: int, metrics: Values, state: State) -> None:
+        progress(f"{what}: loss {metrics['loss']:.4g}", min(step / steps, 1.0))
+
+    return observe
 
 
 WANDB_MODES = ("offline", "online")
@@ -35,7 +53,7 @@ class TensorBoard:
         """That it can be used here, before anything has begun."""
         optional("tensorboard", wanted_by="--tensorboard", install="tensorboard")
 
-    def __call__(self, step: int, metrics: Values) -> None:
+    def __call__(self, step: int, metrics: Values, state: State | None = None) -> None:
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
@@ -58,7 +76,7 @@ class WeightsAndBiases:
         require(mode in WANDB_MODES, "--wandb", f"must be {' or '.join(WANDB_MODES)}", mode)
         return optional("wandb", wanted_by="--wandb", install="wandb")
 
-    def __call__(self, step: int, metrics: Values) -> None:
+    def __call__(self, step: int, metrics: Values, state: State | None = None) -> None:
         # Trials end in any order, but W&B's own steps only go up: the number is a value like the others.
         self._run.log({"number": step, **metrics})
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import resource
 import subprocess
+import sys
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from engram.core import files
 from engram.core.errors import CheckpointError, ConfigError
-from engram.core.loop import Values
+from engram.core.loop import State, Values
 
 Settings = TypeVar("Settings")
 """A dataclass of settings, every one of which run.json records."""
@@ -47,11 +51,11 @@ class RunDirectory:
 
 
 def require_free(directory: Path) -> None:
-    """An earlier run in the directory is gone on with or left alone, never mixed with another."""
+    """An earlier run in the directory is resumed or left alone, never mixed with another."""
     run = RunDirectory(directory)
     if run.snapshot.exists() or run.metrics.exists():
         raise ConfigError(
-            f"{directory} already holds a run; go on with --resume, or choose another directory with -o"
+            f"{directory} already holds a run; resume it with --resume, or choose another directory with -o"
         )
 
 
@@ -64,11 +68,12 @@ def read_record(directory: Path) -> dict[str, Any]:
     return record
 
 
-def recorded_recipe(directory: Path, asked: str | None) -> str:
+def recorded_recipe(directory: Path, asked: str | None, *, known: Collection[str]) -> str:
     """The recipe of the run there; another one that is asked for is refused."""
     found = read_record(directory).get("recipe")
-    if not isinstance(found, str):
-        raise _damaged(RunDirectory(directory).record, f"recipe must be a text, got {_shown(found)}")
+    if not isinstance(found, str) or found not in known:
+        problem = f"recipe must be one of {', '.join(known)}, got {_shown(found)}"
+        raise _damaged(RunDirectory(directory).record, problem)
     if asked not in (None, found):
         raise CheckpointError(
             f"{RunDirectory(directory).record} is of a run with --recipe {found}, not {asked}; "
@@ -99,6 +104,15 @@ def read_settings(directory: Path, kind: type[Settings]) -> Settings:
         raise _damaged(path, f"settings are wrong ({error})") from error
 
 
+def refuse_difference(name: str, given: object, recorded: object, where: Path) -> NoReturn:
+    """A run is resumed with what it began with."""
+    given, recorded = ("left out" if value is None else value for value in (given, recorded))
+    raise ConfigError(
+        f"{name} is {given} here, but {recorded} in the run that {where} records; "
+        f"leave {name} out to resume that run, or start anew in another directory with -o"
+    )
+
+
 def _damaged(path: Path, problem: str) -> CheckpointError:
     return CheckpointError(f"{path} is damaged: {problem}; {CURE}")
 
@@ -121,7 +135,7 @@ class MetricsLog:
     _opened: bool = field(default=False, init=False)
     _last: int = field(default=0, init=False)
 
-    def __call__(self, step: int, metrics: Values) -> None:
+    def __call__(self, step: int, metrics: Values, state: State) -> None:
         if not self._opened:
             self._keep_before(step)
             self._opened, self._last = True, step - 1
@@ -170,3 +184,41 @@ def commit() -> str | None:
         return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def machine() -> dict[str, Any]:
+    """Cores, threads, load and versions; seconds mean little without them."""
+    import torch
+
+    return {
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "load_average": list(os.getloadavg()),
+        "versions": versions(),
+    }
+
+
+def busy_note() -> str | None:
+    """What to say if others use the machine too: seconds are then too long, for all alike at best."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= cores + 0.5:
+        return None
+    return f"the machine is busy (load {load:.1f} on {cores} cores), so these seconds are upper bounds"
+
+
+def peak_memory_bytes() -> int:
+    """The largest resident memory of this process so far.
+
+    Linux hands `ru_maxrss` on through fork and exec, so that a small child of a large parent shows the parent's
+    peak; VmHWM is the process's own. Elsewhere getrusage is right, in kilobytes, or in bytes on macOS.
+
+    >>> peak_memory_bytes() > 1_000_000
+    True
+    """
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    own = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
+    if own:
+        return own[0] * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -81,7 +81,7 @@ LABEL_MAPS: dict[str, LabelMap] = {
 def apply_labels(images: ImageSet, map_name: str) -> ImageSet:
     """The images with the labels and class names of `map_name`, still in file order.
 
-    >>> from engram.data.sources.circle import load_circle
+    >>> from engram.data.readers import load_circle
     >>> apply_labels(load_circle(4), "identity").classes
     ('blue', 'red')
     """

@@ -11,11 +11,12 @@ import tempfile
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engram.core.errors import ConfigError, DataError
+from engram.core.progress import Progress, silent
 
 
 @dataclass(frozen=True)
@@ -84,20 +85,14 @@ REMOTES: dict[str, tuple[Remote, ...]] = {
 }
 
 
-Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all if known
-
 MAX_BYTES = 2**30  # no published set comes near; a server that goes on sending is cut off
 _CHUNK = 2**16
 _SILENCE = 60.0  # seconds without a byte before a connection counts as dead
 _RANGE_NOT_SATISFIABLE = 416
 
 
-def _quiet(file_name: str, done: int, total: int | None) -> None:
-    pass
-
-
 def fetch(
-    name: str, root: Path, progress: Progress = _quiet, *, files: Sequence[Remote] | None = None
+    name: str, root: Path, progress: Progress = silent, *, files: Sequence[Remote] | None = None
 ) -> list[Path]:
     """Fetch what `name` lacks under `root`; return what was added. What is there is never replaced."""
     if files is None:
@@ -180,7 +175,8 @@ def _one_connection(remote: Remote, part: Path, start: int, progress: Progress) 
                 done += stream.write(chunk)
                 if done > MAX_BYTES:
                     raise OSError(f"it sent more than {MAX_BYTES:,} bytes")
-                progress(remote.file_name, done, total)
+                shown = f"{done / 1e6:.1f} MB" + ("" if total is None else f" of {total / 1e6:.1f} MB")
+                progress(f"{remote.file_name}: {shown}", 0.0 if not total else done / total)
     return total
 
 

@@ -68,7 +68,7 @@ def balanced(images: ImageSet, n: int, *, seed: int | None = None, skip: int = 0
     Without a seed they are the first of each class; with one, a random choice. `skip` passes over as many
     images, equally many of each class: `balanced(..., skip=n)` is disjoint from `balanced(..., n)`.
 
-    >>> from engram.data.sources.circle import load_circle
+    >>> from engram.data.readers import load_circle
     >>> balanced(load_circle(8), 4).tolist(), balanced(load_circle(8), 4, skip=4).tolist()
     ([0, 1, 2, 3], [4, 5, 6, 7])
     """

@@ -54,6 +54,15 @@ class DensePart:
     whole: Network
     width: float = ON_BOUNDARY
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of the images, not of their features."""
+        return self.whole.input_shape or self.view.input_shape
+
+    @property
+    def reads_features(self) -> bool:
+        return isinstance(self.whole, ConvNetwork)
+
     def entering(self, images: Tensor) -> Tensor:
         """What enters the part for centred images [n, *shape]: images [n, d] or features [n, f], in float64."""
         if not isinstance(self.whole, ConvNetwork):
@@ -70,9 +79,9 @@ class DensePart:
 
 def dense_part(view: AttackerView[Network]) -> DensePart:
     """The part of a view's network; an error where its layers have none that the engine could read."""
-    if not isinstance(view.network, ConvNetwork):
-        return DensePart(view.narrowed(DenseNetwork), view.network)
-    head = view.network.head
+    if (dense := view.dense) is not None:
+        return DensePart(dense, dense.network)
+    head = view.narrowed(ConvNetwork).network.head
     part = DensePart(AttackerView(head, (head.sizes[0],), view.task), view.network)
     low, high = view.pixel_range
     probes = smooth_noise(PROBES, view.input_shape, PIXEL_STD * (high - low), seed=0)

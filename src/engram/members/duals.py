@@ -20,8 +20,7 @@ from engram.attacks.engine.closed_form import Pass, parameters, run_pass
 from engram.core.errors import ConfigError
 from engram.core.progress import Progress, silent
 from engram.models.networks import DenseNetwork
-from engram.models.tasks.base import Task
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary, Task
 
 STEP = 1e30
 """So steep a sigmoid is ReLU's own derivative: 0 or 1, and 1/2 at exactly 0."""
@@ -68,7 +67,7 @@ def kkt(network: DenseNetwork, task: Task, inputs: Tensor, labels: Tensor, *, pr
     names = [f"layers.{index}" for index in range(len(network.weights))]
     duals, gaps = torch.zeros(0), []
     for index, name in enumerate(names):
-        progress(f"KKT gap of {name}", index / len(names))
+        progress(f"examining: KKT gap of {name}", index / len(names))
         own = best_duals(network, done, index)
         duals = own if index == 0 else duals
         gaps.append(LayerGap(name, *(gap(network, done, chosen, index) for chosen in (duals, own))))

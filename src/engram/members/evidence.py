@@ -12,7 +12,7 @@ from engram.attacks.engine.closed_form import run_pass
 from engram.core.errors import require
 from engram.members.boundaries import ON_BOUNDARY, boundaries
 from engram.members.duals import STEP, best_duals
-from engram.models.tasks.kinds import Binary, Multiclass
+from engram.models.tasks import Binary, Multiclass
 from engram.models.view import AttackerView
 from engram.scoring.roc import Roc, roc
 

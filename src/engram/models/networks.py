@@ -16,6 +16,7 @@ from typing_extensions import TypeVar
 
 from engram.core.errors import ConfigError
 from engram.models.architecture import Architecture, AvgPool, Conv, Dense, Flatten, Layer, ReLU
+from engram.models.row_space import RowSpace, first_layer_space
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -76,11 +77,17 @@ class Network(ABC):
         )
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
+        """The same network elsewhere or in another precision; itself, where that changes nothing."""
         moved = {name: value.to(device=device, dtype=dtype) for name, value in self.params.items()}
-        return self.with_params(moved)
+        is_same = all(moved[name] is value for name, value in self.params.items())
+        return self if is_same else self.with_params(moved)
 
     def digest(self) -> str:
-        """SHA-256 of names and values: says which weights a result belongs to."""
+        """SHA-256 of names and values: says which weights a result belongs to. Computed once."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         digest = hashlib.sha256(self._beyond_weights())
         for name, value in self.params.items():
             digest.update(name.encode())
@@ -122,6 +129,16 @@ class DenseNetwork(Network):
     @property
     def name(self) -> str:
         return "-".join(map(str, self.sizes))
+
+    def row_space(self, input_shape: tuple[int, ...]) -> RowSpace:
+        """What training has written into the first layer, for inputs of that shape. Found once."""
+        if input_shape not in self._row_spaces:
+            self._row_spaces[input_shape] = first_layer_space(self.weights[0], input_shape)
+        return self._row_spaces[input_shape]
+
+    @cached_property
+    def _row_spaces(self) -> dict[tuple[int, ...], RowSpace]:
+        return {}
 
 
 N = TypeVar("N", bound=Network, default=DenseNetwork)
@@ -170,7 +187,7 @@ class ConvNetwork(Network):
         """The names of the parameters below the first fully-connected layer."""
         return [name for names in self.layer_names[: self._lower] for name in names]
 
-    @property
+    @cached_property
     def dense_equivalent(self) -> DenseNetwork | None:
         """The same function as a fully-connected network where all kernels cover what enters them; else None."""
         layers = [layer for layer in self.architecture.layers if not isinstance(layer, Flatten)]

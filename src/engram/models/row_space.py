@@ -301,3 +301,11 @@ def rotated(rows: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
     inner = rows @ span
     squares, vectors = torch.linalg.eigh(inner.T @ inner)
     return squares.flip(0).clamp(min=0).sqrt(), (span @ vectors.flip(1)).T
+
+
+def first_layer_space(weight: Tensor, input_shape: tuple[int, ...]) -> RowSpace:
+    """What the first layer has learnt; of images, where images are large."""
+    if len(input_shape) != 3:
+        return find_row_space(weight)
+    channels, height, width = input_shape
+    return find_image_space(weight, (channels, height, width))

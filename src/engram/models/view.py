@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
+import torch
+
 from engram.core.errors import ConfigError, UnsupportedModelError
-from engram.models.networks import SUPPORTED, N, N_co
-from engram.models.tasks.base import Task
+from engram.models.networks import SUPPORTED, ConvNetwork, DenseNetwork, N, N_co
+from engram.models.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)
 class AttackerView(Generic[N_co]):
-    """The released weights, and what a stranger knows of the inputs: their shape and pixel range."""
+    """The released weights, and what an attacker knows of the inputs: their shape and pixel range."""
 
     network: N_co
     input_shape: tuple[int, ...]
@@ -43,8 +45,23 @@ class AttackerView(Generic[N_co]):
         if problems:
             raise UnsupportedModelError(problems, supported=SUPPORTED)
 
+    def to(self, device: torch.device | str) -> AttackerView[N_co]:
+        """The same view with the weights on a device."""
+        return replace(self, network=self.network.to(device=device))
+
+    @property
+    def dense(self) -> AttackerView[DenseNetwork] | None:
+        """The same function as a fully-connected network sees it, or None where there is none.
+
+        Kernels as large as what enters them are rows of a fully-connected layer.
+        """
+        network = self.network.dense_equivalent if isinstance(self.network, ConvNetwork) else self.network
+        if not isinstance(network, DenseNetwork):
+            return None
+        return AttackerView(network, self.input_shape, self.task, self.pixel_range)
+
     def narrowed(self, kind: type[N]) -> AttackerView[N]:
-        """This view, for attacks that read one kind of network only; another kind is an error."""
+        """This view, for code that reads one kind of network only; another kind is an error."""
         if not isinstance(self.network, kind):
             raise ConfigError(
                 f"{self.network.name} can't be read here, which is for a {kind.__name__}; "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,59 +11,26 @@ from torch import Tensor
 
 from engram.attacks.engine.scales import PIXEL_STD
 from engram.attacks.inversion import Inversion, InversionSettings, first_layer_images
-from engram.attacks.published import PublishedScheme
-from engram.attacks.reconstruction import Attack, Reconstruction
-from engram.attacks.registry import engine_for
+from engram.attacks.reconstruction import Reconstruction
+from engram.attacks.registry import make_attack
 from engram.attacks.settings import KNOWN_SETTINGS, EngineSettings, Haim2022, default_settings
 from engram.core import files
-from engram.core.loop import Budget, Observer, Snapshots, Values, run
-from engram.core.runs import RunDirectory, read_settings
+from engram.core.loop import Budget, Snapshots, run
+from engram.core.progress import Progress, by_steps, part, silent
+from engram.core.runs import RunDirectory
 from engram.data.sets import Split
 from engram.models.networks import DenseNetwork, Network
-from engram.models.tasks.kinds import Binary
-from engram.models.tasks.names import own_classes, task_named
+from engram.models.tasks import Binary, own_classes, task_named
 from engram.models.view import AttackerView
 from engram.pipeline import attack, build_target
 from engram.render.plots import PlanePanel, plane_figure
-from engram.training.cache import TargetCache
 from engram.training.presets import CIRCLE_DATA, CIRCLE_NETWORK, CIRCLE_RECIPE, Plan, Scale
-from engram.training.recipe import Recipe
+from engram.training.recipe import Recipe, training_progress
 from engram.training.spec import ConvSpec
-from engram.training.target import Target
+from engram.training.target import Target, TargetCache
 
-Told = Callable[[float], None]
-"""Told the share that is done, 0 to 1."""
-
-
-def by_steps(told: Told, steps: int) -> Observer:
-    """An observer that tells the share of the steps."""
-    return lambda step, _: told(min(step / steps, 1.0))
-
-
-def by_recipe(told: Told, recipe: Recipe) -> Observer:
-    """By epochs; along the flow, where log-loss falls evenly, by log-loss down to its goal.
-
-    >>> shares = []
-    >>> from engram.targets.recipe import Flow
-    >>> observe = by_recipe(shares.append, Recipe(loss_threshold=0.01, flow=Flow()))
-    >>> for step, loss in enumerate((1.0, 0.1, 0.005)):
-    ...     observe(step, {"loss": loss})
-    >>> [round(share, 6) for share in shares]
-    [0.0, 0.5, 1.0]
-    """
-    goal = recipe.loss_threshold
-    if recipe.flow is None or goal is None:
-        return by_steps(told, recipe.epochs)
-    first: list[float] = []
-
-    def observe(step: int, metrics: Values) -> None:
-        first[:] = first or [max(metrics["loss"], 2 * goal)]
-        share = math.log(first[0] / max(metrics["loss"], goal)) / math.log(first[0] / goal)
-        told(max(share, 0.0))
-
-    return observe
-
-
+TRAINING_SHARE = 0.5
+"""Of the progress of a case."""
 # Training points come to lie on the boundaries of many neurons, so gates must be soft to be found: with a slope
 # near 10 all points come back, from 30 on candidates straddle them. Along its radius a point can be shared by
 # candidates nearer and farther without any change to stationarity; that all have one margin decides it. The floor
@@ -150,27 +115,31 @@ def run_fig2(
     *,
     recipe: Recipe = CIRCLE_RECIPE,
     settings: Haim2022 = CIRCLE_ATTACK,
-    training: Observer | None = None,
-    attacking: Observer | None = None,
+    progress: Progress = silent,
     cache: TargetCache | None = None,
 ) -> Fig2:
     """Train on the circle, attack, prune and de-duplicate."""
     recipe, settings = replace(recipe, seed=seed), replace(settings, seed=seed)
     target = build_target(
-        CIRCLE_DATA, CIRCLE_NETWORK, recipe, Binary(), observers=[training] if training else [], cache=cache
+        CIRCLE_DATA,
+        CIRCLE_NETWORK,
+        recipe,
+        Binary(),
+        observers=[training_progress(part(progress, 0.0, TRAINING_SHARE), recipe)],
+        cache=cache,
     )
-    view = AttackerView(target.network, (2,), Binary())
-    scheme = PublishedScheme(view, settings)
-    start = scheme.reconstruction(scheme.init())
-    found, solution = attack(scheme, observers=[attacking] if attacking else [])
+    chosen = make_attack(AttackerView(target.network, (2,), Binary()), settings=settings)
+    start = chosen.reconstruction(chosen.init())
+    told = by_steps(part(progress, TRAINING_SHARE, 1.0), "attacking", chosen.total_steps)
+    found, solution = attack(chosen, observers=[told])
     pruned = found.pruned(DUAL_THRESHOLD)
     final = pruned.deduplicated(SAME_POINT, torch.Generator().manual_seed(seed))
     return Fig2(CIRCLE_DATA.load(held_out=0), target, start, found, pruned, final, solution.seconds)
 
 
 AttackName = Literal["engine", "haim2022", "inversion", "weights", "circle"]
-"""`circle` is the attack of haim/fig2, which has stages of its own (`haim_fig2.py`)."""
-RECIPES: tuple[AttackName, ...] = get_args(AttackName)[:2]
+"""`circle` is the attack of haim/fig2, which has stages of its own (`run_fig2`)."""
+ATTACKED_BY: tuple[AttackName, ...] = get_args(AttackName)[:2]
 SMOKE_STEPS = 20
 MANY_CLASSES = 2
 """Times the seconds of a binary target; see `engine_seconds`."""
@@ -233,33 +202,28 @@ def engine_seconds(target: Plan) -> float:
 
 
 def carry_out(
-    plan: AttackPlan, view: AttackerView[Network], directory: Path, *, told: Told, snapshot_every: float
+    plan: AttackPlan, view: AttackerView[Network], directory: Path, *, progress: Progress, snapshot_every: float
 ) -> Outcome:
-    """Run the attack, or go on with what a killed process left in the directory."""
+    """Run the attack, or resume what a killed process left in the directory."""
     if plan.name == "weights":
         images = first_layer_images(view.narrowed(DenseNetwork)).cpu()
         images = natural_contrast(images) if images.ndim == 4 else images
         return Outcome(_bare(images), None, {}, 0, 0.0, "read off")
     if isinstance(plan.settings, InversionSettings):
-        return _invert(plan.settings, view.narrowed(DenseNetwork), directory, told, snapshot_every)
-    scheme = _scheme(plan, view, directory)
-    observers = [by_steps(told, scheme.total_steps)]
+        return _invert(plan.settings, view, directory, progress, snapshot_every)
+    assert isinstance(plan.settings, EngineSettings | Haim2022)
+    # A time becomes a plan once: a run that is resumed keeps the one in its run.json.
+    chosen = make_attack(view, plan.settings.recipe, plan.settings, budget=plan.seconds, resume_from=directory)
     found, solution = attack(
-        scheme, directory=directory, resume=True, snapshot_every=snapshot_every, observers=observers
+        chosen,
+        directory=directory,
+        resume=True,
+        snapshot_every=snapshot_every,
+        observers=[by_steps(progress, "attacking", chosen.total_steps)],
     )
     return Outcome(
-        found, None, asdict(scheme.settings), solution.steps, solution.seconds, solution.require_finite().message
+        found, None, asdict(chosen.settings), solution.steps, solution.seconds, solution.require_finite().message
     )
-
-
-def _scheme(plan: AttackPlan, view: AttackerView[Network], directory: Path) -> Attack:
-    """A time becomes a plan once; a run that is gone on with keeps the one in its run.json."""
-    if isinstance(plan.settings, Haim2022):
-        return PublishedScheme(view, plan.settings)
-    assert isinstance(plan.settings, EngineSettings)
-    if RunDirectory(directory).record.exists():
-        return engine_for(view, read_settings(directory, EngineSettings))
-    return engine_for(view, plan.settings, plan.seconds)
 
 
 def _published(target: Plan, scale: Scale, seed: int) -> AttackPlan:
@@ -286,12 +250,16 @@ def _inversion(target: Plan, scale: Scale, seed: int) -> AttackPlan:
 
 
 def _invert(
-    settings: InversionSettings, view: AttackerView, directory: Path, told: Told, snapshot_every: float
+    settings: InversionSettings,
+    view: AttackerView[Network],
+    directory: Path,
+    progress: Progress,
+    snapshot_every: float,
 ) -> Outcome:
     search = Inversion(view, settings)
     files.prepare_directory(directory)
     snapshots = Snapshots(path=RunDirectory(directory).snapshot, every_seconds=snapshot_every)
-    observers = [by_steps(told, settings.steps)]
+    observers = [by_steps(progress, "inverting", settings.steps)]
     solution = run(search, Budget(steps=settings.steps), snapshots=snapshots, resume=True, observers=observers)
     found = search.found(solution.require_finite().state)
     return Outcome(

@@ -22,30 +22,29 @@ from torch import Tensor
 from engram.attacks.settings import Haim2022
 from engram.core import files
 from engram.core.errors import require
+from engram.core.progress import Progress, part
 from engram.core.runs import RunDirectory, commit, versions
 from engram.data.sets import Split, centred
 from engram.models.networks import ConvNetwork, Network
-from engram.models.tasks.names import task_named
+from engram.models.tasks import task_named
 from engram.models.view import AttackerView
 from engram.papers.attacks import (
-    RECIPES,
+    ATTACKED_BY,
+    TRAINING_SHARE,
     AttackName,
     AttackPlan,
     Outcome,
-    Told,
-    by_recipe,
-    by_steps,
     carry_out,
     engine_seconds,
     plan_attack,
     run_fig2,
 )
-from engram.papers.records import CaseRecord, Count, Finished, Training, read_finished
+from engram.papers.records import CaseRecord, Finished, Training, read_finished
 from engram.pipeline import build_target, compare
 from engram.scoring.report import ScoreReport
-from engram.training.cache import TargetCache
 from engram.training.presets import SCALES, Plan, Scale, plan
-from engram.training.target import Card, Target
+from engram.training.recipe import training_progress
+from engram.training.target import Card, Target, TargetCache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +79,7 @@ def scored(order: CasePlan, target: Target[Network], data: Split, outcome: Outco
         training=_training(card),
         settings=outcome.settings,
         candidates=report.candidates,
-        counts=_counts(report),
+        counts=dict(report.counts),
         top10=report.top10_mean,
         samples=_samples(target.network, plan.task, data, report),
         steps=outcome.steps,
@@ -104,13 +103,6 @@ def _training(card: Card) -> Training:
         stopped=card.stopped,
         seconds=card.seconds,
     )
-
-
-def _counts(report: ScoreReport) -> dict[str, Count]:
-    return {
-        row.threshold.text: Count(train=row.train, held_out=row.held_out, excess=row.excess, noise=row.noise)
-        for row in report.counts
-    }
 
 
 @torch.no_grad()
@@ -151,10 +143,6 @@ def _as_bytes(images: Tensor) -> Tensor:
     return (images.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
-TRAINING_SHARE = 0.5
-"""Of the progress of a case."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Means:
     """With what it is computed; none of it changes the outcome."""
@@ -166,12 +154,12 @@ class Means:
     """Seconds; so much at the most is lost by a kill."""
 
 
-def compute(order: CasePlan, means: Means, work: Path, *, told: Told) -> Finished:
+def compute(order: CasePlan, means: Means, work: Path, *, progress: Progress) -> Finished:
     """Train, attack, compare; a killed process left what it had in `work`."""
     if order.attack.name == "circle":
-        return _compute_circle(order, means, told)
+        return _compute_circle(order, means, progress)
     plan = order.target
-    task = task_named(plan.task, plan.network.outputs)
+    task, data = task_named(plan.task, plan.network.outputs), plan.data.load(means.data_root)
     target: Target[Network] = build_target(
         plan.data,
         plan.network,
@@ -182,21 +170,25 @@ def compute(order: CasePlan, means: Means, work: Path, *, told: Told) -> Finishe
         device=means.device,
         resume=True,
         snapshot_every=means.snapshot_every,
-        observers=[by_recipe(_first_part(told), plan.recipe)],
+        observers=[training_progress(part(progress, 0.0, TRAINING_SHARE), plan.recipe)],
         cache=means.cache,
+        data=data,
     )
     card = target.card
     assert card is not None
     view = AttackerView(target.network.to(device=means.device), card.input_shape, task)
     resumed = RunDirectory(work / "attack").snapshot.exists()
     outcome = carry_out(
-        order.attack, view, work / "attack", told=_second_part(told), snapshot_every=means.snapshot_every
+        order.attack,
+        view,
+        work / "attack",
+        progress=part(progress, TRAINING_SHARE, 1.0),
+        snapshot_every=means.snapshot_every,
     )
-    data = plan.data.load(means.data_root)
     return scored(order, target, data, outcome, resumed=resumed)
 
 
-def _compute_circle(order: CasePlan, means: Means, told: Told) -> Finished:
+def _compute_circle(order: CasePlan, means: Means, progress: Progress) -> Finished:
     """haim/fig2 has stages of its own; what is scored is its last one."""
     settings = order.attack.settings
     assert isinstance(settings, Haim2022)
@@ -204,21 +196,12 @@ def _compute_circle(order: CasePlan, means: Means, told: Told) -> Finished:
         order.seed,
         recipe=order.target.recipe,
         settings=settings,
-        training=by_recipe(_first_part(told), order.target.recipe),
-        attacking=by_steps(_second_part(told), settings.steps),
+        progress=progress,
         cache=means.cache,
     )
     outcome = Outcome(result.final, None, asdict(settings), settings.steps, result.seconds, result.summary)
     finished = scored(order, result.target, result.data, outcome, resumed=False)
     return Finished(finished.record, finished.tensors, result.figure())
-
-
-def _first_part(told: Told) -> Told:
-    return lambda share: told(TRAINING_SHARE * share)
-
-
-def _second_part(told: Told) -> Told:
-    return lambda share: told(TRAINING_SHARE + (1 - TRAINING_SHARE) * share)
 
 
 CASE_VERSION = 1  # raise it when a change of the code changes what a case holds
@@ -235,7 +218,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         require(self.scale in SCALES, "scale", f"must be one of {', '.join(SCALES)}", self.scale)
-        require(self.recipe in RECIPES, "recipe", f"must be one of {', '.join(RECIPES)}", self.recipe)
+        require(self.recipe in ATTACKED_BY, "recipe", f"must be one of {', '.join(ATTACKED_BY)}", self.recipe)
 
 
 @dataclass(frozen=True)
@@ -267,8 +250,10 @@ def find_case(order: CasePlan, home: Path) -> Finished | None:
     return read_finished(home / "cases" / order.key)
 
 
-def run_case(order: CasePlan, means: Means, home: Path, *, told: Told, wait: bool = True) -> Finished | None:
-    """The case from its directory, or computed, going on with what a killed process left.
+def run_case(
+    order: CasePlan, means: Means, home: Path, *, progress: Progress, wait: bool = True
+) -> Finished | None:
+    """The case from its directory, or computed, resuming what a killed process left.
 
     None without `wait` if another process is computing it.
     """
@@ -279,7 +264,7 @@ def run_case(order: CasePlan, means: Means, home: Path, *, told: Told, wait: boo
             return None
         if (kept := find_case(order, home)) is not None:
             return kept
-        finished = compute(order, means, work, told=told)
+        finished = compute(order, means, work, progress=progress)
         files.write_directory(home / "cases" / order.key, finished.contents())
         shutil.rmtree(work, ignore_errors=True)
     return finished
@@ -287,8 +272,6 @@ def run_case(order: CasePlan, means: Means, home: Path, *, told: Told, wait: boo
 
 Said = Callable[[str], None]
 """Told a line that a person should read."""
-Progress = Callable[[float, str], None]
-"""Told the share of everything that is done, and what is being done."""
 
 
 @dataclass(eq=False)
@@ -329,24 +312,25 @@ class Collector:
         """The case; None if it is left to another process."""
         finished = find_case(order, self.home)
         if finished is None:
-            finished = run_case(order, self.setting.means, self.home, told=self._teller(order), wait=wait)
+            finished = run_case(order, self.setting.means, self.home, progress=self._progress_of(order), wait=wait)
             if finished is not None:
                 self.said(case_line(finished.record))
         if finished is not None:
             self._done.add(order.key)
         return finished
 
-    def _teller(self, order: CasePlan) -> Callable[[float], None]:
+    def _progress_of(self, order: CasePlan) -> Progress:
+        """The progress of one case as a part of all; its first word says what was cut."""
         before = sum(expected_seconds(self.needed[key]) for key in self._done)
         everything = sum(map(expected_seconds, self.needed.values()))
         own, cuts = expected_seconds(order), (*order.target.cuts, *order.attack.cuts)
         begun: list[bool] = []
 
-        def told(share: float) -> None:
+        def told(what: str, share: float) -> None:
             if cuts and not begun:
                 self.said(f"  {order.preset}: cut: {'; '.join(cuts)}")
             begun.append(True)
-            self.progress((before + share * own) / everything, order.preset)
+            self.progress(f"experiments: {order.preset}, {what}", (before + share * own) / everything)
 
         return told
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engram.core.errors import ConfigError
-from engram.papers.attacks import RECIPES
+from engram.papers.attacks import ATTACKED_BY
 from engram.papers.cases import Case
-from engram.papers.drawings import (
+from engram.papers.figures import (
     Draw,
     around_threshold,
     baselines,
@@ -84,7 +84,7 @@ def count_at(place: int, *, low: float = 0, high: float = math.inf) -> Judge:
 
     def judge(records: Sequence[CaseRecord]) -> tuple[str, str]:
         record = records[place]
-        count = recovered(record)
+        count = record.good.recovered
         beside = AS_PUBLISHED
         if count < low:
             beside = f"{low - count:g} fewer"
@@ -93,11 +93,6 @@ def count_at(place: int, *, low: float = 0, high: float = math.inf) -> Judge:
         return good_words(record), beside
 
     return judge
-
-
-def recovered(record: CaseRecord) -> float:
-    """Good images beyond held-out; all of them where no image could be held out."""
-    return float(record.good.train if record.good.excess is None else record.good.excess)
 
 
 _DEPTHS = ("cifar500-100-100", "cifar500-1000-500-100", "cifar500-1000-500-100-50", "cifar500-biases")
@@ -110,7 +105,7 @@ _BASELINES = tuple(
 
 def _both_ways(preset: str) -> tuple[Case, ...]:
     """Engine and published scheme, whatever the recipe: the standard start is the papers' open problem."""
-    return tuple(Case(preset, attack) for attack in RECIPES)
+    return tuple(Case(preset, attack) for attack in ATTACKED_BY)
 
 
 HAIM: tuple[Experiment, ...] = (
@@ -160,7 +155,7 @@ def _ratio(at_least: float) -> Judge:
     """Of the counts with the most classes and with two; the paper has `at_least` that."""
 
     def judge(records: Sequence[CaseRecord]) -> tuple[str, str]:
-        two, ten = (recovered(records[place]) for place in (0, -1))
+        two, ten = (records[place].good.recovered for place in (0, -1))
         holds = ten > at_least * max(two, 0)
         times = f": {ten / two:.1f} times" if two > 0 else ""
         return f"{ten:g} to {two:g} beyond held-out{times}", AS_PUBLISHED if holds else "less than published"
@@ -170,16 +165,16 @@ def _ratio(at_least: float) -> Judge:
 
 def _best_decay(records: Sequence[CaseRecord]) -> tuple[str, str]:
     """The best count among decays beside that of the small start."""
-    none = next(recovered(record) for record in records if record.preset == "cifar100-init1e-3")
+    none = next(record.good.recovered for record in records if record.preset == "cifar100-init1e-3")
     decayed = [record for record in records if record.preset.startswith("decay-") and record.preset != "decay-0"]
-    best = max(decayed, key=recovered)
-    said = f"{recovered(best):g} ({best.preset}) to {none:g}, beyond held-out"
-    return said, AS_PUBLISHED if recovered(best) > none else "not so here"
+    best = max(decayed, key=lambda record: record.good.recovered)
+    said = f"{best.good.recovered:g} ({best.preset}) to {none:g}, beyond held-out"
+    return said, AS_PUBLISHED if best.good.recovered > none else "not so here"
 
 
 def _by_kernel(records: Sequence[CaseRecord]) -> tuple[str, str]:
     """With 32 channels."""
-    counts = {record.preset: recovered(record) for record in records if record.preset.endswith("x32")}
+    counts = {record.preset: record.good.recovered for record in records if record.preset.endswith("x32")}
     first, *middle, last = counts.values()
     holds = min(middle) < min(first, last)
     said = ", ".join(f"{preset}: {count:g}" for preset, count in counts.items())

@@ -2,66 +2,24 @@
 
 from __future__ import annotations
 
-import math
-import os
-import resource
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from engram.attacks.published import PublishedScheme
 from engram.attacks.reconstruction import Attack, Reconstruction
-from engram.attacks.registry import engine_for
-from engram.attacks.settings import KNOWN_SETTINGS, EngineSettings, Haim2022
+from engram.attacks.registry import make_attack
+from engram.attacks.settings import KNOWN_SETTINGS, Haim2022
 from engram.core.errors import ConfigError, require
-from engram.core.loop import Budget, Metrics, State, StopReason, Values, run
-from engram.core.runs import versions
+from engram.core.loop import STOP, Budget, State, StepClock, StopReason, Values, run
+from engram.core.progress import Progress, silent
+from engram.core.runs import machine, peak_memory_bytes
 from engram.data.sets import Split
+from engram.models.networks import Network
 from engram.models.view import AttackerView
 from engram.pipeline import compare
 from engram.render.plots import RaceLine, RacePanel, race_figure
-
-
-def machine() -> dict[str, Any]:
-    """Cores, threads, load and versions; seconds mean little without them."""
-    return {
-        "cores": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "load_average": list(os.getloadavg()),
-        "versions": versions(),
-    }
-
-
-def busy_note() -> str | None:
-    """What to say if others use the machine too: seconds are then too long, for all alike at best."""
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load <= cores + 0.5:
-        return None
-    return f"the machine is busy (load {load:.1f} on {cores} cores), so these seconds are upper bounds"
-
-
-def peak_memory_bytes() -> int:
-    """The largest resident memory of this process so far.
-
-    Linux hands `ru_maxrss` on through fork and exec, so that a small child of a large parent shows the parent's
-    peak; VmHWM is the process's own. Elsewhere getrusage is right, in kilobytes, or in bytes on macOS.
-
-    >>> peak_memory_bytes() > 1_000_000
-    True
-    """
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    own = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
-    if own:
-        return own[0] * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
+from engram.scoring.report import Count
 
 Curve = Sequence[tuple[float, float]]
 """(seconds, excess over held-out) at every scored moment, in order; the first is the random start."""
@@ -169,22 +127,12 @@ INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True)
-class TraceCount:
-    """Training images that pass a threshold beside their nulls; excess = train - held_out, scaled to as many."""
-
-    train: int
-    held_out: int
-    excess: float
-    noise: int
-
-
-@dataclass(frozen=True)
 class TracePoint:
     """What an attack had after `step` steps and `seconds` of its own time."""
 
     seconds: float
     step: int
-    counts: Mapping[str, TraceCount]
+    counts: Mapping[str, Count]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +152,7 @@ class Trace:
     cpu_seconds: float
     stopped: str
     peak_memory_bytes: int
-    moments: tuple[TracePoint, ...]
+    points: tuple[TracePoint, ...]
 
     @property
     def is_interrupted(self) -> bool:
@@ -219,10 +167,10 @@ class Trace:
         return self.step_seconds / self.steps if self.steps else None
 
     def curve(self, metric: str) -> Curve:
-        return [(moment.seconds, moment.counts[metric].excess) for moment in self.moments]
+        return [(point.seconds, point.counts[metric].recovered) for point in self.points]
 
     def to_json(self, metrics: tuple[str, ...]) -> dict[str, Any]:
-        record = {name: value for name, value in asdict(self).items() if name != "moments"}
+        record = {name: value for name, value in asdict(self).items() if name != "points"}
         times = {
             metric: [{"count": count, "seconds": seconds} for count, seconds in time_to_count(self.curve(metric))]
             for metric in metrics
@@ -230,7 +178,7 @@ class Trace:
         return record | {
             "seconds": self.seconds,
             "seconds_per_step": self.seconds_per_step,
-            "curve": [asdict(moment) for moment in self.moments],
+            "curve": [asdict(point) for point in self.points],
             "time_to_count": times,
         }
 
@@ -239,74 +187,55 @@ FIRST_MOMENT, MOMENT_GROWTH = 0.5, 1.15
 """Scored after its first step, still a random start, after half a second, and then whenever the clock has grown by
 15 %: no count is seen later than that."""
 
-
-Judge = Callable[[Reconstruction], Mapping[str, TraceCount]]
+Judge = Callable[[Reconstruction], Mapping[str, Count]]
 """Counts by metric, e.g. "ncc>0.8"."""
 
 
 @dataclass(eq=False)
-class _Clocked:
-    """An iteration that times its own start and steps, and scores between them."""
+class _Scorer:
+    """An observer that scores an attack now and then, on a clock that stands still meanwhile."""
 
-    scheme: Attack
+    attack: Attack
     judge: Judge
     limit: float | None
     due: float
     progress: Callable[[float], None]
     setup_seconds: float
+    clock: StepClock = field(default_factory=StepClock)
     step_seconds: float = 0.0
-    cpu_seconds: float = 0.0
     steps: int = 0
-    moments: list[TracePoint] = field(default_factory=list)
+    points: list[TracePoint] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
         return self.setup_seconds + self.step_seconds
 
-    def init(self) -> State:
-        started = time.perf_counter()
-        state = self.scheme.init()
-        self.setup_seconds += time.perf_counter() - started
-        return state
-
-    def step(self, state: State) -> Metrics:
-        started, cpu_started = time.perf_counter(), time.process_time()
-        metrics = self.scheme.step(state)
-        is_finite = math.isfinite(float(metrics["loss"]))
-        self.step_seconds += time.perf_counter() - started
-        self.cpu_seconds += time.process_time() - cpu_started
-        self.steps += 1
-        done = self.steps / self.scheme.total_steps
-        self.progress(min(1.0, done if self.limit is None else max(done, self.seconds / self.limit)))
-        if is_finite and (self.steps == 1 or self.seconds >= self.due):
-            self.score(state)
-        return metrics
-
-    def score(self, state: State) -> None:
-        """Does nothing if this very state was scored already."""
-        if self.moments and self.moments[-1].step == self.steps:
-            return
-        counts = self.judge(self.scheme.reconstruction(state))
-        self.moments.append(TracePoint(self.seconds, self.steps, counts))
-        while self.due <= self.seconds:
-            self.due *= MOMENT_GROWTH
-
-    def finished(self, metrics: Values) -> bool:
-        return self.scheme.finished(metrics) or self.is_out_of_time
-
     @property
     def is_out_of_time(self) -> bool:
         return self.limit is not None and self.seconds >= self.limit
 
-    def fingerprint(self) -> str:
-        return self.scheme.fingerprint()
+    def __call__(self, step: int, metrics: Values, state: State) -> object:
+        _, self.step_seconds = self.clock.tick(state)
+        self.steps = step
+        done = step / self.attack.total_steps
+        self.progress(min(1.0, done if self.limit is None else max(done, self.seconds / self.limit)))
+        if step == 1 or self.seconds >= self.due:
+            self.score(state)
+        self.clock.tock()
+        return STOP if self.is_out_of_time else None
 
-    def hint(self) -> str:
-        return self.scheme.hint()
+    def score(self, state: State) -> None:
+        """Does nothing if this very state was scored already."""
+        if self.points and self.points[-1].step == self.steps:
+            return
+        counts = self.judge(self.attack.reconstruction(state))
+        self.points.append(TracePoint(self.seconds, self.steps, counts))
+        while self.due <= self.seconds:
+            self.due *= MOMENT_GROWTH
 
 
 def trace(
-    scheme: Attack,
+    attack: Attack,
     judge: Judge,
     *,
     limit: float | None = None,
@@ -318,27 +247,29 @@ def trace(
 
     `already` seconds were spent on its planning. Ctrl-C ends it early, and what was measured is kept.
     """
-    clocked = _Clocked(scheme, judge, limit, first_moment, progress, already)
+    started = time.perf_counter()
+    attack.init()  # what it prepares is kept, so that its first step is a step and nothing else
+    scorer = _Scorer(attack, judge, limit, first_moment, progress, already + time.perf_counter() - started)
     try:
-        solution = run(clocked, Budget(steps=scheme.total_steps))
+        solution = run(attack, Budget(steps=attack.total_steps), observers=[scorer])
         stopped = solution.message
         if solution.reason is not StopReason.DIVERGED:
-            clocked.score(solution.state)
-            out_of_time = clocked.is_out_of_time and clocked.steps < scheme.total_steps
+            scorer.score(solution.state)
+            out_of_time = solution.reason is StopReason.STOPPED
             stopped = (StopReason.TIME_LIMIT if out_of_time else solution.reason).value
     except KeyboardInterrupt:
         stopped = INTERRUPTED
     return Trace(
-        recipe=scheme.recipe,
-        settings=asdict(scheme.settings),
-        total_steps=scheme.total_steps,
-        steps=clocked.steps,
-        setup_seconds=clocked.setup_seconds,
-        step_seconds=clocked.step_seconds,
-        cpu_seconds=clocked.cpu_seconds,
+        recipe=attack.recipe,
+        settings=asdict(attack.settings),
+        total_steps=attack.total_steps,
+        steps=scorer.steps,
+        setup_seconds=scorer.setup_seconds,
+        step_seconds=scorer.step_seconds,
+        cpu_seconds=scorer.clock.cpu_seconds,
         stopped=stopped,
         peak_memory_bytes=peak_memory_bytes(),
-        moments=tuple(clocked.moments),
+        points=tuple(scorer.points),
     )
 
 
@@ -417,9 +348,9 @@ class Race:
                     RaceLine(
                         name,
                         COLOURS[name],
-                        [moment.seconds for moment in one.moments],
-                        [moment.counts[metric].excess for moment in one.moments],
-                        [moment.counts[metric].held_out for moment in one.moments],
+                        [point.seconds for point in one.points],
+                        [point.counts[metric].recovered for point in one.points],
+                        [point.counts[metric].held_out or 0 for point in one.points],
                     )
                     for name, one in traces.items()
                     if one is not None
@@ -431,12 +362,12 @@ class Race:
 
 
 def run_race(
-    view: AttackerView,
+    view: AttackerView[Network],
     data: Split,
     settings: RaceSettings,
     *,
     data_name: str,
-    progress: Callable[[str, float], None] = lambda scheme, share: None,
+    progress: Progress = silent,
     keep: Callable[[Race], None] = lambda race: None,
 ) -> Race:
     """The engine within its budget, then the published scheme with the authors' settings and m = 2n.
@@ -452,7 +383,7 @@ def run_race(
         )
     judge = _judge(data)
     started = time.perf_counter()
-    planned = engine_for(view, EngineSettings(), settings.budget_seconds)
+    planned = make_attack(view, budget=settings.budget_seconds)
     planning = time.perf_counter() - started
     engine = trace(
         planned,
@@ -474,7 +405,7 @@ def run_race(
     if engine.is_interrupted:
         return half
     published = trace(
-        PublishedScheme(view, authors_settings(data_name, len(data.train))),
+        make_attack(view, settings=authors_settings(data_name, len(data.train))),
         judge,
         limit=settings.published_seconds,
         first_moment=settings.first_moment,
@@ -493,14 +424,8 @@ def authors_settings(data_name: str, n: int) -> Haim2022:
 
 
 def _judge(data: Split) -> Judge:
-    def judge(found: Reconstruction) -> dict[str, TraceCount]:
-        counts = {row.threshold.text: row for row in compare(found, data).counts}
-        judged = {}
-        for metric in METRICS:
-            row = counts[metric]
-            assert row.held_out is not None
-            assert row.excess is not None
-            judged[metric] = TraceCount(row.train, row.held_out, row.excess, row.noise)
-        return judged
+    def judge(found: Reconstruction) -> dict[str, Count]:
+        counts = compare(found, data).counts
+        return {metric: counts[metric] for metric in METRICS}
 
     return judge

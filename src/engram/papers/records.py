@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engram.core import files
 from engram.core.errors import CheckpointError, EngramError
+from engram.scoring.report import Count
 
 RECORD_FILE, TENSORS_FILE, FIGURE_FILE = "case.json", "tensors.safetensors", "figure.png"
 GOOD = "ssim>0.4"
@@ -35,16 +36,6 @@ class Training:
     epochs: int
     stopped: str
     seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Count:
-    """Images that pass a threshold, beside the same count of held-out images and of noise candidates."""
-
-    train: int
-    held_out: int | None
-    excess: float | None
-    noise: int
 
 
 @dataclass(frozen=True, kw_only=True)

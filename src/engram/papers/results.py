@@ -17,55 +17,6 @@ from engram.papers.trends import trends_table
 from engram.render.figures import is_chart
 from engram.render.html import Cell, Exhibit, Table, render_papers
 
-SEARCH_FILE = Path("search", "search.json")
-"""In the directory of the experiments."""
-SEARCH_COMMAND = "python -m benchmarks.search_100 --out DIR/search"
-HEADS = ["attack", "good (held-out)", "NCC > 0.8 (held-out)", "top-10 SSIM", "candidates", "seconds of computing"]
-
-
-def read_search(home: Path) -> dict[str, Any] | None:
-    """The comparison if it was made in that directory."""
-    return files.read_json(home / SEARCH_FILE) if (home / SEARCH_FILE).exists() else None
-
-
-def search_table(result: dict[str, Any]) -> Table:
-    """The pool of all runs, the run that was judged best without data, and the engine."""
-    searched, engine = result["search"], result["engine"]
-    runs = searched["counts_of_trials"]["complete"]
-    seconds = searched["seconds_of_all_trials"]
-    return Table(
-        HEADS,
-        [
-            _row(f"published scheme, {runs} runs pooled", searched["pooled"], seconds),
-            _row("the run of them judged best blind", searched["best_trial_judged_blind"], seconds),
-            _row("engine, one run", engine, engine["seconds"]),
-        ],
-        caption="What the papers' search adds to one run of the engine.",
-    )
-
-
-def search_notes(result: dict[str, Any]) -> list[str]:
-    """What it is about, what the search adds, and what was cut."""
-    return [
-        f"{result['network']}, {result['data']['n']} images of {result['data']['name']}.",
-        f"Good images that the pool has and the engine has not: {result['good_in_the_search_alone']}.",
-        *result["cuts"],
-    ]
-
-
-def _row(name: str, part: dict[str, Any], seconds: float) -> list[str]:
-    top = part["top10_mean"].get("ssim")
-    good, alike = (part["counts"][metric] for metric in ("ssim>0.4", "ncc>0.8"))
-    return [
-        name,
-        f"{good['train']} ({good['held_out']})",
-        f"{alike['train']} ({alike['held_out']})",
-        "–" if top is None else f"{top:.3f}",
-        f"{part['candidates']:,}",
-        f"{seconds:,.0f}",
-    ]
-
-
 Record = Mapping[str, Any]
 ACCURACY_TOLERANCE = 0.02
 COUNT_HEADS = (
@@ -183,25 +134,20 @@ def markdown(
     records: Sequence[Record],
     trends: Table | None,
     figures: Mapping[str, Sequence[tuple[str, bool]]],
-    search: dict[str, Any] | None = None,
 ) -> str:
     """The whole of docs/results.md.
 
-    `figures` has for each id the names of its figures and whether each lies in the folder `figures` beside it;
-    `search` is what `searched.read_search` found.
+    `figures` has for each id the names of its figures and whether each lies in the folder `figures` beside it.
     """
     parts = ["# Results", _preamble(records), "## Beside the papers", _bullets(beside(records))]
     if trends is not None:
-        parts += ["## Published trends", _markdown_table(trends)]
+        parts += ["## Published trends", markdown_table(trends)]
     for one in map(chapter, records):
         parts += [f"## {one.title}", f"`{one.record['command']}`, commit {', '.join(_commits(one.record))}"]
-        parts += [_markdown_table(table) for table in one.tables]
+        parts += [markdown_table(table) for table in one.tables]
         parts += [_figure(name, lies_here) for name, lies_here in figures[one.record["id"]]]
         if one.notes:
             parts.append(_bullets(one.notes))
-    if search is not None:
-        parts += ["## The papers' search", f"`{SEARCH_COMMAND}`"]
-        parts += [_markdown_table(search_table(search)), _bullets(search_notes(search))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -261,7 +207,7 @@ def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _markdown_table(table: Table) -> str:
+def markdown_table(table: Table) -> str:
     from engram.render.html import shown
 
     def line(cells: Sequence[Cell]) -> str:
@@ -283,7 +229,7 @@ def publish(home: Path, markdown_path: Path | None = None) -> tuple[Path, Path]:
         html = render_papers("The papers' figures and tables", lead, beside(records), table, exhibits)
         text = markdown_path or home / MARKDOWN_FILE
         kept = {record["id"]: _figures_beside(text, record, home / "figures") for record in records}
-        said = markdown(records, table, kept, read_search(home))
+        said = markdown(records, table, kept)
     except (KeyError, TypeError, OSError) as error:
         raise CheckpointError(
             f"{home} holds a damaged experiment ({type(error).__name__}: {error}); run it again, "

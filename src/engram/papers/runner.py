@@ -16,8 +16,9 @@ from typing import Any
 
 from engram.core import files
 from engram.core.errors import CheckpointError, ConfigError, EngramError
+from engram.core.progress import Progress
 from engram.core.runs import commit, versions
-from engram.papers.cases import Collector, Progress, Said, Setting
+from engram.papers.cases import Collector, Said, Setting
 from engram.papers.catalogue import CATALOGUE, PUBLISHED, Experiment, Published
 
 SCHEMA_VERSION = 1

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import require
+from engram.core.progress import Progress, part, silent
 from engram.scoring.metrics import require_same_shape
 from engram.scoring.protocols import ScoringProtocol
 from engram.scoring.table import MatchTable
-from engram.scoring.voting import Progress, Scorer, all_scores, image_blocks, vote_average
+from engram.scoring.voting import Scorer, all_scores, image_blocks, vote_average
 
 LARGEST_MATRIX = 50_000_000
 """Entries of the largest matrix `one_to_one` takes: 400 MB in the float64 that scipy works in."""
@@ -77,7 +78,7 @@ def score(
     assignment: Assignment = "nearest",
     labels: Tensor | None = None,
     model_outputs: Tensor | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> MatchTable:
     """Find, for every image, its reconstruction among the candidates, and measure it.
 
@@ -87,7 +88,7 @@ def score(
     "nearest" lets a candidate serve several images and votes as the protocol says. "one-to-one" uses each
     candidate at most once and so does not vote: averaging would share candidates again.
 
-    >>> from engram.matching import VectorProtocol
+    >>> from engram.scoring.protocols import VectorProtocol
     >>> points = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
     >>> table = score(points.flip(0), points, torch.zeros(2), protocol=VectorProtocol())
     >>> table.candidate, table.count("relative_l2", 0.1)
@@ -126,18 +127,18 @@ class _Found:
     votes: Tensor
 
 
-def _nearest(scorer: Scorer, candidates: Tensor, protocol: ScoringProtocol, progress: Progress | None) -> _Found:
+def _nearest(scorer: Scorer, candidates: Tensor, protocol: ScoringProtocol, progress: Progress) -> _Found:
     """The nearest candidates and their vote, one block of images after the other."""
     blocks = image_blocks(len(scorer), len(candidates))
     parts = []
     for done, images in enumerate(blocks):
-        told = None if progress is None else _share(progress, done, len(blocks))
-        parts.append(_nearest_of_block(scorer.only(images), candidates, protocol, told))
+        own = part(progress, done / len(blocks), (done + 1) / len(blocks))
+        parts.append(_nearest_of_block(scorer.only(images), candidates, protocol, own))
     return _Found(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def _nearest_of_block(
-    scorer: Scorer, candidates: Tensor, protocol: ScoringProtocol, progress: Progress | None
+    scorer: Scorer, candidates: Tensor, protocol: ScoringProtocol, progress: Progress
 ) -> tuple[Tensor, ...]:
     """The columns of `_Found`; a function by itself, so that its scores are gone before the next block's come."""
     scores = all_scores(scorer, candidates, progress=progress)
@@ -148,7 +149,7 @@ def _nearest_of_block(
     return chosen, best, *vote_average(candidates, scores, floor, prepare=protocol.prepare)
 
 
-def _assigned(scorer: Scorer, candidates: Tensor, protocol: ScoringProtocol, progress: Progress | None) -> _Found:
+def _assigned(scorer: Scorer, candidates: Tensor, protocol: ScoringProtocol, progress: Progress) -> _Found:
     """Each image's own candidate."""
     scores = all_scores(scorer, candidates, progress=progress)
     chosen = one_to_one(scores)
@@ -160,11 +161,6 @@ def _alone(candidates: Tensor, chosen: Tensor, protocol: ScoringProtocol, like: 
     """Averages and votes where each image's one candidate speaks alone."""
     picked = candidates[chosen.clamp(min=0).to(candidates.device)].to(like)
     return protocol.prepare(picked), (chosen >= 0).to(torch.int64)
-
-
-def _share(progress: Progress, done: int, blocks: int) -> Progress:
-    """Progress of block number `done` as a part of the whole."""
-    return lambda part, whole: progress(done * whole + part, blocks * whole)
 
 
 def _blank(values: Tensor, rows: Tensor, fill: float = torch.nan) -> Tensor:

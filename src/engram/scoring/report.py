@@ -11,7 +11,7 @@ without the mean, is free of this.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
@@ -19,28 +19,33 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import require
+from engram.core.progress import Progress, silent
 from engram.scoring.match import Assignment, score
 from engram.scoring.protocols import ScoringProtocol
 from engram.scoring.table import MatchTable, Threshold
-from engram.scoring.voting import Progress
 
 SCHEMA_VERSION = 1
 NOISE_SIGMA = 1e-3
 
 
-@dataclass(frozen=True)
-class ThresholdCount:
-    """Images that pass a threshold; excess = train - held_out * n_train / n_held_out, None without held-out.
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """Training images that pass a threshold, beside the same count of held-out images and of noise candidates.
 
+    excess = train - held_out * n_train / n_held_out is what was recovered; None without held-out images.
     `distinct_candidates` is how many different candidates stand behind the training images that pass.
     """
 
-    threshold: Threshold
     train: int
     held_out: int | None
     excess: float | None
     noise: int
-    distinct_candidates: int
+    distinct_candidates: int | None = None
+
+    @property
+    def recovered(self) -> float:
+        """Beyond held-out; all of them where no image could be held out."""
+        return float(self.train if self.excess is None else self.excess)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +56,8 @@ class ScoreReport:
     assignment: Assignment
     candidates: int
     seconds: float
-    counts: tuple[ThresholdCount, ...]
+    counts: Mapping[str, Count]
+    """By threshold, e.g. "ncc>0.8"; the papers' SSIM first."""
     train: MatchTable
     held_out: MatchTable | None
     noise: MatchTable
@@ -77,16 +83,7 @@ class ScoreReport:
             "distinct_candidates": self.train.distinct_candidates(),
             "seconds": self.seconds,
             "top10_mean": {self.train.primary: self.top10_mean},
-            "counts": {
-                row.threshold.text: {
-                    "train": row.train,
-                    "held_out": row.held_out,
-                    "excess": row.excess,
-                    "noise": row.noise,
-                    "distinct_candidates": row.distinct_candidates,
-                }
-                for row in self.counts
-            },
+            "counts": {text: asdict(count) for text, count in self.counts.items()},
             "warnings": list(self.warnings),
         }
         return report | ({"records": self.train.to_records()} if records else {})
@@ -105,7 +102,7 @@ def evaluate(
     model_outputs: Tensor | None = None,
     thresholds: Sequence[Threshold] | None = None,
     noise_sigma: float = NOISE_SIGMA,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> ScoreReport:
     """Score candidates against training and held-out images, and noise candidates against training images.
 
@@ -138,7 +135,7 @@ def evaluate(
         assignment=assignment,
         candidates=len(candidates),
         seconds=time.perf_counter() - started,
-        counts=tuple(_counted(threshold, train, held_out, noise) for threshold in chosen),
+        counts={one.text: _counted(one, train, held_out, noise) for one in chosen},
         train=train,
         held_out=held_out,
         noise=noise,
@@ -154,15 +151,18 @@ def noise_candidates(like: Tensor, generator: torch.Generator, *, sigma: float =
     return noise.mul_(sigma).to(like.device)
 
 
-def _counted(
-    threshold: Threshold, train: MatchTable, held_out: MatchTable | None, noise: MatchTable
-) -> ThresholdCount:
+def _counted(threshold: Threshold, train: MatchTable, held_out: MatchTable | None, noise: MatchTable) -> Count:
     metric, value = threshold.metric, threshold.value
     hits = train.count(metric, value)
     held = None if held_out is None else held_out.count(metric, value)
     excess = None if held is None or held_out is None else hits - held * len(train) / len(held_out)
-    distinct = train.distinct_candidates(metric, value)
-    return ThresholdCount(threshold, hits, held, excess, noise.count(metric, value), distinct)
+    return Count(
+        train=hits,
+        held_out=held,
+        excess=excess,
+        noise=noise.count(metric, value),
+        distinct_candidates=train.distinct_candidates(metric, value),
+    )
 
 
 def _warnings(train: MatchTable, held_out: MatchTable | None) -> tuple[str, ...]:

@@ -14,9 +14,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from engram.core.errors import DataError, require
-
-Progress = Callable[[int, int], None]
-"""Called with (work done, work in all)."""
+from engram.core.progress import Progress, silent
 
 SCORES_AT_ONCE = 2**27
 """Scores held at once: 512 MB in float32."""
@@ -48,7 +46,7 @@ class Scorer:
 
 
 def all_scores(
-    scorer: Scorer, candidates: Tensor, *, chunk: int | None = None, progress: Progress | None = None
+    scorer: Scorer, candidates: Tensor, *, chunk: int | None = None, progress: Progress = silent
 ) -> Tensor:
     """The whole score matrix of n images and candidates [m, *shape], [n, m].
 
@@ -63,8 +61,7 @@ def all_scores(
     for start, block in chunks(candidates, chunk or max(1, FEATURES_AT_ONCE // max(scorer.queries.shape))):
         _require_finite(block, start)
         scores[:, start : start + len(block)] = scorer(block)
-        if progress is not None:
-            progress(start + len(block), len(candidates))
+        progress("scoring", (start + len(block)) / len(candidates))
     return scores
 
 

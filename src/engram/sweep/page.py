@@ -25,9 +25,10 @@ def growth_chart(points: Sequence[Mapping[str, Any]], score: ScoreReport | None)
     lines: dict[str, list[float]] = {"confident candidates": [point["sure"] for point in points]}
     if score is not None:
         name = deciding_threshold(score).text
-        lines = {f"training, {name}": [point["train"][name] for point in points]}
+        counts = [point["counts"][name] for point in points]
+        lines = {f"training, {name}": [count["train"] for count in counts]}
         if score.held_out is not None:
-            lines[f"held-out, {name}"] = [point["held_out"][name] for point in points]
+            lines[f"held-out, {name}"] = [count["held_out"] for count in counts]
     trials = [point["trials"] for point in points]
     series = [Series(name, trials, line, colour=index) for index, (name, line) in enumerate(lines.items())]
     series += [Series("", trials, line, kind="dots", colour=index) for index, line in enumerate(lines.values())]
@@ -150,7 +151,7 @@ def _gallery(concluded: Conclusion, train: ImageSet | None) -> Section:
     score = concluded.score
     if score is not None and train is not None and score.train.ssim is not None:
         heads = ("recovered", "training records", "held-out records", "excess", "from noise")
-        rows = [(row.threshold.text, row.train, row.held_out, row.excess, row.noise) for row in score.counts]
+        rows = [(text, one.train, one.held_out, one.excess, one.noise) for text, one in score.counts.items()]
         return Section(
             "pooled",
             title,

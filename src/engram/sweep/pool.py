@@ -15,10 +15,11 @@ from torch import Tensor
 
 from engram.attacks.engine.consensus import SAME_IMAGE, confidence
 from engram.attacks.reconstruction import Reconstruction
+from engram.core.progress import Progress, silent
 from engram.data.sets import Split
 from engram.pipeline import compare
 from engram.scoring.protocols import ScoringProtocol
-from engram.scoring.report import ScoreReport
+from engram.scoring.report import Count, ScoreReport
 
 MOST_POOLED = 20_000
 """So many candidates are kept; those of the best trials come first."""
@@ -44,7 +45,7 @@ def pool_trials(
     load: Load,
     *,
     most: int = MOST_POOLED,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = silent,
 ) -> Reconstruction:
     """Merge the candidates of trials, given best first; `load` reads those of a number.
 
@@ -56,14 +57,14 @@ def pool_trials(
     pool: _Pool | None = None
     for done, number in enumerate(numbers, start=1):
         pool = _joined(pool, load(number), number, most)
-        progress(done, total)
+        progress("pooling", done / total)
     assert pool is not None, "no trial to pool"
     agreed, votes = torch.zeros(len(pool.labels)), torch.zeros(len(pool.labels))
     for done, number in enumerate(voters, start=len(numbers) + 1):
         other = pool.trials != number
         agreed += other * _best_likeness(pool, load(number))
         votes += other
-        progress(done, total)
+        progress("pooling", done / total)
     return _finished(pool, agreed / votes, len(numbers))
 
 
@@ -162,8 +163,7 @@ class Grown:
     trials: int
     candidates: int
     sure: int
-    train: dict[str, int] | None = None
-    held_out: dict[str, int] | None = None
+    counts: dict[str, Count] | None = None
 
 
 def sizes(trials: int) -> list[int]:
@@ -177,11 +177,8 @@ def sizes(trials: int) -> list[int]:
 
 def grown(pooled: Reconstruction, trials: int, score: ScoreReport | None) -> Grown:
     """The point of a pool whose score is known."""
-    train = held_out = None
-    if score is not None:
-        train = {row.threshold.text: row.train for row in score.counts}
-        held_out = {row.threshold.text: row.held_out for row in score.counts if row.held_out is not None} or None
-    return Grown(trials, len(pooled), pooled.count_above(0.9), train, held_out)
+    counts = None if score is None else dict(score.counts)
+    return Grown(trials, len(pooled), pooled.count_above(0.9), counts)
 
 
 def growth(
@@ -190,7 +187,7 @@ def growth(
     data: Split | None,
     protocol: ScoringProtocol | None,
     *,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = silent,
 ) -> list[Grown]:
     """Pools of the first trials by number, smaller than all of them; within a pool the best trials come first."""
     curve, wanted = [], sizes(len(best_first))[:-1]
@@ -199,5 +196,5 @@ def growth(
         pooled = pool_trials([number for number in best_first if number in first], load)
         score = None if data is None else compare(pooled, data, protocol=protocol)
         curve.append(grown(pooled, size, score))
-        progress(done, len(wanted))
+        progress("pooling: fewer trials", done / len(wanted))
     return curve

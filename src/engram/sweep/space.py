@@ -22,8 +22,10 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from engram.attacks.registry import RECIPES
+from engram.attacks.registry import RECIPES, setting_names
+from engram.attacks.settings import Haim2022
 from engram.core.errors import ConfigError, require
+from engram.models.tasks import Task
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -88,18 +90,24 @@ class Space:
 
     def __post_init__(self) -> None:
         require(self.recipe in RECIPES, "recipe", f"must be one of {', '.join(RECIPES)}", self.recipe)
-        names = RECIPES[self.recipe].names
+        names = setting_names(self.recipe)
         for name in (*self.search, *self.fixed):
             cure = "the seed is the sweep's own: --seed" if name == "seed" else ""
             require(name in names, "space", f"can hold {', '.join(names)}", name, cure)
         both = sorted(set(self.search) & set(self.fixed))
         require(not both, "space", "must not both search and fix a setting", both)
-        RECIPES[self.recipe].settings(**self.fixed)  # their own rules, before any trial runs
+        RECIPES[self.recipe](**self.fixed)  # their own rules, before any trial runs
 
     def fixing(self, values: Mapping[str, Any]) -> Space:
         """The same space with some settings held fixed."""
         search = {name: one for name, one in self.search.items() if name not in values}
         return replace(self, search=search, fixed={**self.fixed, **values})
+
+    def for_task(self, task: Task) -> Space:
+        """The space as far as it means anything for a task: duals of either sign have no floor to search."""
+        if not task.has_signed_duals or "dual_floor" not in self.search:
+            return self
+        return replace(self, search={name: one for name, one in self.search.items() if name != "dual_floor"})
 
     def corner(self) -> dict[str, Any]:
         """One point of the space: what is fixed, the low end of every range, the first of every choice."""
@@ -126,13 +134,14 @@ PRESETS: Mapping[str, Space] = {
     ),
     # Buzaglo et al. 2023, appendix B.
     "buzaglo2023": Space(
+        recipe="buzaglo2023",
         search={
             "lr_images": Range(low=1e-5, high=1.0, log=True),
             "lr_duals": Range(low=1e-5, high=1.0, log=True),
             "image_std": Range(low=1e-6, high=0.1, log=True),
             "dual_floor": Range(low=0.01, high=0.5),
             "relu_slope": Range(low=10.0, high=500.0),
-        }
+        },
     ),
     # The engine needs no tuning; its sweep is many starts, with the few choices that are not derived moved about.
     "engine": Space(
@@ -146,6 +155,16 @@ PRESETS: Mapping[str, Space] = {
         fixed={"restarts": 1},
     ),
 }
+
+
+def default_space(task: Task) -> str:
+    """The papers' search for a task.
+
+    >>> from engram.models.tasks import Binary, Multiclass
+    >>> default_space(Binary()), default_space(Multiclass(3))
+    ('haim2022', 'buzaglo2023')
+    """
+    return "haim2022" if task.name == Haim2022.only_task else "buzaglo2023"
 
 
 def find_space(name: str) -> Space:

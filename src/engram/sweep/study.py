@@ -102,7 +102,7 @@ class Beats(Protocol):
     def last(self, name: str) -> int: ...
 
 
-class Presence:
+class Liveness:
     """This sweep's own sign of life, and what it sees of others'."""
 
     def __init__(self, directory: Path, beats: Beats | None = None, *, grace: float = GRACE_SECONDS) -> None:
@@ -194,7 +194,7 @@ class Ledger:
     grace: float = GRACE_SECONDS
     _storage: BaseStorage = field(init=False)
     _study_id: int = field(init=False)
-    _presence: Presence = field(init=False)
+    _liveness: Liveness = field(init=False)
     study: optuna.Study = field(init=False)
 
     def __post_init__(self) -> None:
@@ -205,11 +205,11 @@ class Ledger:
         self._study_id = self._storage.get_study_id_from_name(self.name)
         self.study = optuna.load_study(study_name=self.name, storage=self._storage, sampler=self.sampler)
         beats = None if self.url is None else _StudyBeats(self._storage, self._study_id)
-        self._presence = Presence(self.directory, beats, grace=self.grace)
+        self._liveness = Liveness(self.directory, beats, grace=self.grace)
 
     @property
     def me(self) -> str:
-        return self._presence.name
+        return self._liveness.name
 
     def claim(self, total: int, may_start: Callable[[int], bool]) -> ClaimedTrial | None:
         """The first trial below `total` that nobody alive is running, made if need be; None if there is none."""
@@ -260,14 +260,14 @@ class Ledger:
         ]
 
     def close(self) -> None:
-        self._presence.close()
+        self._liveness.close()
         self._storage.remove_session()
 
     def _take(self, trial: FrozenTrial) -> bool:
         if trial.state is TrialState.WAITING:
             taken = self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
         else:
-            taken = not self._presence.is_alive(trial.user_attrs.get(OWNER, ""))
+            taken = not self._liveness.is_alive(trial.user_attrs.get(OWNER, ""))
         if taken:
             self._storage.set_trial_user_attr(trial._trial_id, OWNER, self.me)
         return taken

@@ -6,7 +6,7 @@ import csv
 import io
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from engram.attacks.reconstruction import Reconstruction
 from engram.core import files
 from engram.core.errors import EngramError
+from engram.core.progress import Progress, silent
 from engram.core.runs import RunDirectory, versions
 from engram.data.sets import Split
 from engram.pipeline import compare, default_protocol
 from engram.scoring.report import ScoreReport
+from engram.sweep.index import write_index
 from engram.sweep.pool import Grown, grown, growth, pool_trials
 from engram.sweep.study import Row
-from engram.sweep.sweep import Sweep, write_index
+from engram.sweep.sweep import Sweep
 
 BEST_SHARE, ENOUGH_FOR_IMPORTANCE = 0.25, 20
 """Importance is for reaching the best quarter of the trials; of fewer than 20 that quarter would say nothing."""
@@ -43,7 +45,7 @@ def conclude(
     sweep: Sweep,
     data: Split | None = None,
     *,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = silent,
 ) -> Conclusion:
     """Pool the trials of a sweep, score the pool against data if there are any, and write what came of it.
 

@@ -6,19 +6,22 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from engram.attacks.reconstruction import Reconstruction
+from engram.attacks.registry import make_attack
 from engram.core import files
 from engram.core.errors import ConfigError
 from engram.core.runs import RunDirectory, read_record, versions
 from engram.data.sets import Split
+from engram.models.networks import ConvNetwork, Network
 from engram.models.view import AttackerView
 from engram.pipeline import compare
 from engram.sweep.executors import Executor, Job
+from engram.sweep.index import append_row, write_index
 from engram.sweep.space import WARM_UP, NumberedSampler, SweepSpec, derived_seed, limits
 from engram.sweep.study import JOURNAL, ClaimedTrial, Ledger, Row, without_password
 from engram.sweep.trial import Ended, TrialOrder
@@ -32,7 +35,7 @@ def settle(directory: Path, record: dict[str, Any], *, resume: bool) -> None:
         if path.exists():
             if not resume:
                 raise ConfigError(
-                    f"{directory} already holds a run; go on with it, or join it, with --resume, "
+                    f"{directory} already holds a run; resume or join it with --resume, "
                     "or choose another directory with -o"
                 )
             _require_same(directory, files.read_json(path).get("sweep"), record["sweep"])
@@ -45,7 +48,7 @@ def recorded_steps(directory: Path) -> int:
     for key in ("sweep", "space", "fixed", "steps"):
         steps = steps.get(key) if isinstance(steps, dict) else None
     if not isinstance(steps, int):
-        raise ConfigError(f"the sweep in {directory} was begun without --budget; leave it out to go on with it")
+        raise ConfigError(f"the sweep in {directory} was begun without --budget; leave it out to resume it")
     return steps
 
 
@@ -58,31 +61,6 @@ def _require_same(directory: Path, there: object, here: dict[str, Any]) -> None:
         )
 
 
-INDEX = "trials.jsonl"
-
-
-def append_row(directory: Path, row: dict[str, Any]) -> None:
-    with files.locked(directory / "claims.lock"), (directory / INDEX).open("a") as stream:
-        stream.write(json.dumps(row) + "\n")
-
-
-def write_index(directory: Path, rows: Sequence[dict[str, Any]]) -> None:
-    files.write_bytes(directory / INDEX, "".join(json.dumps(row) + "\n" for row in rows).encode())
-
-
-def read_index(directory: Path) -> list[dict[str, Any]]:
-    """The rows by their numbers; a line cut short by a kill is left out, a later line replaces an earlier one."""
-    path = directory / INDEX
-    rows: dict[int, dict[str, Any]] = {}
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            row = json.loads(line)
-            rows[int(row["number"])] = row
-        except (ValueError, KeyError, TypeError):
-            continue
-    return [rows[number] for number in sorted(rows)]
-
-
 @dataclass(frozen=True, eq=False)
 class Oracle:
     """Training images beyond the same count on held-out ones, at the protocol's first threshold (SSIM > 0.4)."""
@@ -90,8 +68,7 @@ class Oracle:
     data: Split
 
     def count(self, found: Reconstruction) -> float:
-        first = compare(found, self.data).counts[0]
-        return float(first.train if first.excess is None else first.excess)
+        return next(iter(compare(found, self.data).counts.values())).recovered
 
 
 OnRow = Callable[["Sweep", Row], None]
@@ -102,7 +79,7 @@ OnRow = Callable[["Sweep", Row], None]
 class Sweep:
     """Trials on one model. `oracle` is needed for, and used by, the oracle objective alone."""
 
-    view: AttackerView
+    view: AttackerView[Network]
     spec: SweepSpec
     directory: Path
     model: str = ""
@@ -121,6 +98,9 @@ class Sweep:
                 f"the data have shape {self.oracle.data.train.shape}, the model's inputs {self.view.input_shape}; "
                 "name the data that it was trained on"
             )
+        self.spec = replace(self.spec, space=self.spec.space.for_task(self.view.task))
+        # What would fail in every trial fails here, once, before any of them runs.
+        make_attack(self.view, self.spec.space.recipe, self.spec.space.corner()).init()
         settle(self.directory, self._record(), resume=self.resume)
         self.ledger = Ledger(
             directory=self.directory,
@@ -228,11 +208,14 @@ class Sweep:
         on_row(self, row)
 
     def _record(self) -> dict[str, Any]:
+        network = self.view.network
+        architecture = network.architecture.text if isinstance(network, ConvNetwork) else None
         return {
             "schema_version": 1,
             "kind": "sweep",
             "model": self.model,
             "network": self.view.network.name,
+            "architecture": architecture,
             "input_shape": list(self.view.input_shape),
             "task": self.view.task.name,
             "sweep": self.spec.identity(self.weights_sha256),

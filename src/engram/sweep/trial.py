@@ -18,13 +18,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from engram.attacks.reconstruction import Attack, Reconstruction
-from engram.attacks.registry import build_attack
+from engram.attacks.registry import make_attack
 from engram.core import files
 from engram.core.errors import DivergedError
-from engram.core.loop import Metrics, State, Values
+from engram.core.loop import STOP, State, Values
 from engram.core.runs import RunDirectory
-from engram.models.networks import DenseNetwork, Network
-from engram.models.tasks.names import task_named
+from engram.models.architecture import Architecture
+from engram.models.networks import ConvNetwork, DenseNetwork, Network
+from engram.models.tasks import task_named
 from engram.models.view import AttackerView
 from engram.pipeline import attack
 from engram.sweep.space import CHECKPOINTS, checkpoint_steps, is_hopeless
@@ -35,13 +36,14 @@ NOTHING_EXPLAINED = 1.0
 def unexplained_share(view: AttackerView[Network], found: Reconstruction) -> float:
     """The share of the first layer that no multiple of the candidates' own contribution explains, in [0, 1].
 
-    With P = [W_1 b_1] and E = sum_i lambda_i d margin_i / d P at ReLU's exact gates,
+    With convolutions it is the first fully-connected layer, which carries the images. With P = [W_1 b_1] and
+    E = sum_i lambda_i d margin_i / d P at ReLU's exact gates,
 
         min over s >= 0 of ||P - s E||² / ||P||²  =  1 - max(0, <P, E>)² / (||P||² ||E||²)
     """
     network = view.network.to(dtype=torch.float32, device="cpu")
     params = {name: value.detach() for name, value in network.params.items()}
-    prefix = next(iter(params)).rpartition(".")[0]
+    prefix = next(name for name, value in params.items() if value.ndim == 2).rpartition(".")[0]
     first = [value.requires_grad_() for name, value in params.items() if name.rpartition(".")[0] == prefix]
     logits = network.with_params(params)(found.images.float(), torch.relu)
     gains = found.duals.float() * view.task.margins(logits, found.labels)
@@ -72,64 +74,25 @@ NOT_REACHED = -1.0
 
 
 @dataclass(frozen=True, eq=False)
-class Watched:
-    """`inner`, with its unexplained share at every checkpoint kept in the state, hence in its snapshots.
+class Checkpoints:
+    """An observer that takes an attack's unexplained share at every checkpoint, and ends a hopeless run.
 
-    `limits` are the largest shares allowed, one a checkpoint; none where nothing is pruned.
+    The shares lie in the state, hence in snapshots. `limits` are the largest allowed, one a checkpoint; none where
+    nothing is pruned.
     """
 
-    inner: Attack
+    attack: Attack
     limits: tuple[float, ...] = ()
 
-    @property
-    def recipe(self) -> str:
-        return self.inner.recipe
-
-    @property
-    def view(self) -> AttackerView[Network]:
-        return self.inner.view
-
-    @property
-    def settings(self) -> Any:
-        return self.inner.settings
-
-    @property
-    def total_steps(self) -> int:
-        return self.inner.total_steps
-
-    def init(self) -> State:
-        points = checkpoint_steps(self.total_steps)
-        return {
-            **self.inner.init(),
-            "watched_steps": torch.tensor(0),
-            "unexplained_at": torch.full((len(points),), NOT_REACHED, dtype=torch.float64),
-        }
-
-    def step(self, state: State) -> Metrics:
-        metrics = dict(self.inner.step(state))
-        state["watched_steps"] += 1
-        points = checkpoint_steps(self.total_steps)
-        if (step := int(state["watched_steps"])) in points:
-            share = torch.tensor(unexplained_share(self.view, self.inner.reconstruction(state)))
-            reached = [index for index, point in enumerate(points) if point == step]
-            state["unexplained_at"][reached] = share.double()
-            metrics["unexplained"] = share
-            if self.limits:
-                metrics["limit"] = torch.tensor(min(self.limits[index] for index in reached))
-        return metrics
-
-    def finished(self, metrics: Values) -> bool:
-        hopeless = "limit" in metrics and metrics["unexplained"] > metrics["limit"]
-        return hopeless or self.inner.finished(metrics)
-
-    def fingerprint(self) -> str:
-        return repr((self.inner.fingerprint(), self.limits))
-
-    def hint(self) -> str:
-        return self.inner.hint()
-
-    def reconstruction(self, state: State) -> Reconstruction:
-        return self.inner.reconstruction(state)
+    def __call__(self, step: int, metrics: Values, state: State) -> object:
+        points = checkpoint_steps(self.attack.total_steps)
+        if "unexplained_at" not in state:
+            state["unexplained_at"] = torch.full((len(points),), NOT_REACHED, dtype=torch.float64)
+        if step not in points:
+            return None
+        share = unexplained_share(self.attack.view, self.attack.reconstruction(state))
+        state["unexplained_at"][[index for index, point in enumerate(points) if point == step]] = share
+        return STOP if is_hopeless(state["unexplained_at"].tolist(), self.limits) else None
 
 
 TrialState = Literal["complete", "pruned", "diverged", "failed", "killed"]
@@ -140,7 +103,7 @@ SNAPSHOT_SECONDS = 20.0
 class TrialOrder:
     """Everything a worker needs beside the weights.
 
-    `scratch` is a directory in which an interrupted trial is gone on with; without one it begins anew.
+    `scratch` is a directory in which an interrupted trial is resumed; without one it begins anew.
     """
 
     number: int
@@ -172,25 +135,29 @@ class PackedView:
     """A view as plain values, its weights as safetensors: nothing to execute, no shared memory for tensors."""
 
     weights: bytes
+    layers: str | None
+    """Of a network with convolutions, as --arch describes them."""
     task: str
     input_shape: tuple[int, ...]
     pixel_range: tuple[float, float]
 
-    def unpacked(self) -> AttackerView:
+    def unpacked(self) -> AttackerView[Network]:
         params = files.tensors_from_bytes(self.weights)
-        layers = range(sum(name.endswith(".weight") for name in params))
-        network = DenseNetwork(
-            tuple(params[f"layers.{layer}.weight"] for layer in layers),
-            tuple(params.get(f"layers.{layer}.bias") for layer in layers),
-        )
+        places = range(sum(name.endswith(".weight") for name in params))
+        weights = tuple(params[f"layers.{place}.weight"] for place in places)
+        biases = tuple(params.get(f"layers.{place}.bias") for place in places)
+        network: Network = DenseNetwork(weights, biases)
+        if self.layers is not None:
+            network = ConvNetwork(weights, biases, Architecture.parse(self.layers, self.input_shape))
         task = task_named(self.task, network.sizes[-1])
         return AttackerView(network, self.input_shape, task, self.pixel_range)
 
 
-def packed(view: AttackerView) -> PackedView:
+def packed(view: AttackerView[Network]) -> PackedView:
     params = {name: value.detach().cpu().contiguous() for name, value in view.network.params.items()}
     return PackedView(
         weights=save(params),
+        layers=view.network.architecture.text if isinstance(view.network, ConvNetwork) else None,
         task=view.task.name,
         input_shape=view.input_shape,
         pixel_range=view.pixel_range,
@@ -215,11 +182,15 @@ def _run_in(directory: Path, view: PackedView, order: TrialOrder) -> Ended:
     return replace(ended, files=_files(directory, ended), **_spent(directory), **_where())
 
 
-def _attacked(directory: Path, view: AttackerView, order: TrialOrder) -> Ended:
-    view = replace(view, network=view.network.to(device=order.device))
-    scheme = Watched(build_attack(order.recipe, view, order.settings), order.limits)
+def _attacked(directory: Path, view: AttackerView[Network], order: TrialOrder) -> Ended:
+    chosen = make_attack(view.to(order.device), order.recipe, order.settings)
     found, solution = attack(
-        scheme, directory=directory, model=order.model, resume=True, snapshot_every=SNAPSHOT_SECONDS
+        chosen,
+        directory=directory,
+        model=order.model,
+        resume=True,
+        snapshot_every=SNAPSHOT_SECONDS,
+        observers=[Checkpoints(chosen, order.limits)],
     )
     checkpoints = tuple(solution.state["unexplained_at"].tolist())
     pruned = is_hopeless(checkpoints, order.limits)

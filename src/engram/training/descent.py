@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engram.core.loop import Metrics, State, Values
 from engram.models.networks import N
-from engram.models.tasks.base import Task
+from engram.models.tasks import Task
 from engram.training.recipe import Recipe
 
 FIRST_STRETCH = 100  # epochs

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from engram.core.errors import ConfigError, require
 from engram.data.choice import DataChoice
-from engram.models.tasks.names import own_classes, task_named
+from engram.models.tasks import own_classes, task_named
 from engram.training.recipe import Flow, Recipe
 from engram.training.spec import BiasPolicy, ConvSpec, MLPSpec
 

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 
 from engram.core.errors import require
-from engram.core.loop import Values
+from engram.core.loop import Observer, State, Values
+from engram.core.progress import Progress, by_steps
 
 DTypeName = Literal["float32", "float64"]
 
@@ -41,11 +42,11 @@ class Recipe:
     proportion to the loss, so the steps go on along the same path where a constant rate would all but stop.
     `weight_decay` w adds w theta to the gradient, i.e. (w/2) ||theta||² to the loss.
     `flow` goes on along the gradient flow by large steps of adapted size once the loss is low enough
-    (`targets/flow.py`); an epoch is then an evaluation of the gradient.
+    (`flow.py`); an epoch is then an evaluation of the gradient.
     `forget` takes away after so many epochs what weight decay has left of the initialisation, (1 - lr w)^t
     theta(0), which would else fade over many more; the epochs after it settle what has been learnt.
     Training stops early when the loss is below `loss_threshold`, or the norm of the mean gradient of all that is
-    minimised, weight decay included, below `gradient_threshold` (`targets/drift.py`).
+    minimised, weight decay included, below `gradient_threshold` (`descent.py`).
     """
 
     lr: float = 0.01
@@ -97,3 +98,28 @@ class Recipe:
     @property
     def torch_dtype(self) -> torch.dtype:
         return torch.float64 if self.dtype == "float64" else torch.float32
+
+
+def training_progress(progress: Progress, recipe: Recipe) -> Observer:
+    """An observer that tells the share of the epochs; along the flow, where log-loss falls evenly, the share of
+    log-loss down to its goal.
+
+    >>> shares = []
+    >>> recipe = Recipe(loss_threshold=0.01, flow=Flow())
+    >>> observe = training_progress(lambda _, share: shares.append(share), recipe)
+    >>> for step, loss in enumerate((1.0, 0.1, 0.005)):
+    ...     observe(step, {"loss": loss}, {})
+    >>> [round(share, 6) for share in shares]
+    [0.0, 0.5, 1.0]
+    """
+    goal = recipe.loss_threshold
+    if recipe.flow is None or goal is None:
+        return by_steps(progress, "training", recipe.epochs)
+    first: list[float] = []
+
+    def observe(step: int, metrics: Values, state: State) -> None:
+        first[:] = first or [max(metrics["loss"], 2 * goal)]
+        share = math.log(first[0] / max(metrics["loss"], goal)) / math.log(first[0] / goal)
+        progress(f"training: loss {metrics['loss']:.3g} of {goal:g}, epoch {step:,}", max(share, 0.0))
+
+    return observe

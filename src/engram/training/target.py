@@ -1,24 +1,32 @@
-"""Train a network, measure it, keep it: `model.safetensors` beside `card.json`."""
+"""Train a network, measure it, keep it: `model.safetensors` beside `card.json`.
+
+`TargetCache` keeps targets by content: what would come out the same is never trained twice. An entry is a
+directory named by the hash of all that decides the outcome. `entry.json` is written last and holds the digests of
+the others, so that a half-written or damaged entry is no entry.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, cast
+from typing import ClassVar, Generic, cast
 
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
 from engram.core import files
-from engram.core.errors import CheckpointError, require
+from engram.core.errors import CheckpointError, EngramError, require
 from engram.core.loop import Budget, Observer, Snapshots, Solution, run
 from engram.data.choice import DataChoice
-from engram.models.architecture import Architecture
+from engram.data.sets import Split
 from engram.models.networks import ConvNetwork, DenseNetwork, N, N_co, Network
-from engram.models.open.files import read_any_network
-from engram.models.tasks.base import Task
+from engram.models.open.door import CARD_FILE, MODEL_FILE, open_view
+from engram.models.tasks import Task
 from engram.training.descent import GradientDescent
 from engram.training.factored import BatchDescent, ConvDescent, GramDescent
 from engram.training.flow import FlowDescent
@@ -91,9 +99,6 @@ def make_descent(start: N, task: Task, recipe: Recipe, inputs: Tensor, labels: T
     return cast("GradientDescent[N]", kind(start, task, recipe, inputs, labels))
 
 
-MODEL_FILE, CARD_FILE = "model.safetensors", "card.json"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Card:
     """What its owner knows of a target that engram trained; an attack reads the shape and task alone."""
@@ -130,27 +135,18 @@ def save_target(directory: Path, network: Network, card: Card) -> None:
     files.write_json(directory / CARD_FILE, asdict(card))
 
 
-def open_target(path: Path, architecture: Architecture | None = None) -> Target[Network]:
-    """A target directory of `engram train`, or a checkpoint file; one with convolutions needs its `architecture`,
-    unless torch.export wrote it."""
-    if not path.is_dir():
-        return Target(read_any_network(path, architecture), None)
-    if not (path / CARD_FILE).exists():
-        raise CheckpointError(
-            f"{path} holds no {CARD_FILE}, so it is no finished target of `engram train`; "
-            "give that command's output directory, or a .pt, .pth or .safetensors file"
-        )
-    card = read_card(path / CARD_FILE)
-    known = card.network.architecture if isinstance(card.network, ConvSpec) else None
-    return Target(read_any_network(path / MODEL_FILE, known), card)
+def open_target(directory: Path) -> Target[Network]:
+    """What `engram train` left in a directory: the network as anyone would open it, and the owner's card."""
+    card = card_of(directory)
+    if card is None:
+        raise CheckpointError(f"{directory} is no directory of `engram train`; give one, with its {CARD_FILE}")
+    return Target(open_view(directory).network, card)
 
 
-def open_recorded(record: Mapping[str, Any]) -> Target[Network]:
-    """The model that a run.json names, with the layers that were described for its file, if any."""
-    layers, shape = record.get("architecture"), record.get("input_shape")
-    is_told = isinstance(layers, str) and isinstance(shape, list) and all(type(side) is int for side in shape)
-    known = Architecture.parse(str(layers), tuple(shape)) if is_told and shape else None
-    return open_target(Path(str(record.get("model", ""))), known)
+def card_of(model: Path) -> Card | None:
+    """The owner's card of a model that engram trained; None for other models."""
+    path = model / CARD_FILE
+    return read_card(path) if path.exists() else None
 
 
 def read_card(path: Path) -> Card:
@@ -158,3 +154,52 @@ def read_card(path: Path) -> Card:
         return TypeAdapter(Card).validate_python(files.read_json(path))
     except ValidationError as error:
         raise CheckpointError(f"{path} is no card that this version reads: {error}") from error
+
+
+TRAINING_VERSION = 1  # raise it when a change of the code changes what training gives
+ENTRY_FILE = "entry.json"
+
+
+def cache_root() -> Path:
+    """ENGRAM_CACHE, else ~/.cache/engram."""
+    return Path(os.environ.get("ENGRAM_CACHE") or "~/.cache/engram").expanduser() / "targets"
+
+
+def content_key(spec: MLPSpec | ConvSpec, recipe: Recipe, task: Task, choice: DataChoice, data: Split) -> str:
+    """SHA-256 of network, recipe, task, choice and content of the data, and version of the training code."""
+    settings = [asdict(spec), recipe.settings(), task.name, asdict(choice), TRAINING_VERSION]
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for images in (data.train, data.held_out):
+        digest.update(images.images.contiguous().numpy().tobytes())
+        digest.update(images.labels.numpy().tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class TargetCache:
+    """Targets under `root`, by key."""
+
+    root: Path
+
+    def find(self, key: str) -> Target[Network] | None:
+        """The target of that key if it is there and whole."""
+        place = self.root / key
+        if not (place / ENTRY_FILE).exists():
+            return None
+        try:
+            entry = files.read_json(place / ENTRY_FILE)
+            target = open_target(place)
+            return target if entry == _digests(place, target) else None
+        except EngramError:  # damaged: it is trained and written again
+            return None
+
+    def keep(self, key: str, target: Target[Network]) -> None:
+        place = self.root / key
+        assert target.card is not None
+        save_target(place, target.network, target.card)
+        files.write_json(place / ENTRY_FILE, _digests(place, target))
+
+
+def _digests(place: Path, target: Target[Network]) -> dict[str, str]:
+    card = hashlib.sha256((place / CARD_FILE).read_bytes()).hexdigest()
+    return {"weights": target.network.digest(), "card": card}

@@ -10,11 +10,10 @@ import torch
 from engram.attacks.engine.dense import Engine
 from engram.attacks.engine.iteration import FIRST_PRIOR
 from engram.attacks.engine.schedule import CLASSES_PRIOR, PRIOR_GRID, Phase
-from engram.attacks.registry import engine_for
+from engram.attacks.registry import make_attack
 from engram.attacks.settings import EngineSettings
 from engram.core.loop import Budget, Snapshots, run
-from engram.models.tasks.base import Task
-from engram.models.tasks.kinds import Binary, Multiclass, MulticlassPairs, Regression
+from engram.models.tasks import Binary, Multiclass, MulticlassPairs, Regression, Task
 from engram.models.view import AttackerView
 from engram.training.spec import MLPSpec
 
@@ -37,7 +36,10 @@ def _view(task: Task) -> AttackerView:
     ],
 )
 def test_the_engine_takes_all_constraints_of_a_sample(task: Task, taken: Task) -> None:
-    assert engine_for(_view(task), EngineSettings()).view.task == taken
+    engine = make_attack(_view(task))
+    assert isinstance(engine, Engine)
+    assert engine.posed.task == taken
+    assert engine.view.task == task, "records store what the caller gave"
 
 
 def test_unit_duals_share_as_the_duals_do() -> None:

@@ -14,8 +14,7 @@ from engram.attacks.published import residuals, smoothed_relu
 from engram.attacks.settings import EngineSettings
 from engram.models.networks import DenseNetwork
 from engram.models.row_space import RowSpace
-from engram.models.tasks.base import Task
-from engram.models.tasks.kinds import Binary
+from engram.models.tasks import Binary, Task
 from engram.models.view import AttackerView
 from engram.training.spec import BiasPolicy
 from tests import cases
@@ -75,7 +74,7 @@ def test_every_task_equals_autograd(task: Task, bias: BiasPolicy) -> None:
 
     view = AttackerView(network, (4,), task)
     settings = EngineSettings(candidates=8, dtype="float64", prior=0.0)
-    objective = replace(Engine(view, settings).objective, scales=_as_they_are(network))
+    objective = replace(Engine(view, settings).objective, scales=_as_they_are(network), task=task)
     done = objective.run(inputs.detach(), duals.detach(), labels)
     left = {layer: parameters(network, layer) - explained(done, layer) for layer in range(3)}
     margins = (task.sides(labels, duals, done.outputs) * done.outputs).sum(1)

@@ -14,12 +14,12 @@ from engram.attacks.engine.convolutional import SPAN, ConvEngine, outside
 from engram.attacks.engine.dense import Engine
 from engram.attacks.engine.iteration import fit_to_budget
 from engram.attacks.published import smoothed_relu
-from engram.attacks.registry import engine_for
+from engram.attacks.registry import make_attack
 from engram.attacks.settings import EngineSettings
 from engram.core.errors import ConfigError
 from engram.core.loop import Budget, Snapshots, run
-from engram.models.tasks.base import Task
-from engram.models.tasks.kinds import Binary, Multiclass, MulticlassPairs, Regression
+from engram.models.networks import ConvNetwork
+from engram.models.tasks import Binary, Multiclass, MulticlassPairs, Regression, Task
 from engram.models.view import AttackerView
 from engram.scoring.metrics import zscored
 from tests.conv_cases import SHAPE, SIZE, drawn, faces, written
@@ -79,6 +79,7 @@ def test_stationarity_and_its_gradient_equal_autograd(task: Task, layers: str) -
     weight = scales.network.weights[0].clone().requires_grad_()
     inside = features @ basis.T
     outputs = upper(inside @ weight.T) @ scales.network.weights[1].T
+    task = engine.posed.task
     rows = task.output_weights(labels, duals, outputs)
     (predicted,) = torch.autograd.grad((rows * outputs).sum(), weight, create_graph=True)
     done = engine.objective.run(inside.detach(), duals, labels)
@@ -122,14 +123,12 @@ def test_a_budget_becomes_a_plan() -> None:
 def test_kernels_of_the_whole_image_are_read_as_a_fully_connected_layer() -> None:
     side = SHAPE[-1]
     whole, part = (
-        engine_for(
-            AttackerView(drawn(f"conv{k}x9 relu flatten 8 relu 1", torch.float32), SHAPE, Binary()),
-            EngineSettings(),
-        )
+        make_attack(AttackerView(drawn(f"conv{k}x9 relu flatten 8 relu 1", torch.float32), SHAPE, Binary()))
         for k in (side, side - 1)
     )
     assert isinstance(whole, Engine)
-    assert whole.view.network.sizes == (math.prod(SHAPE), 9, 8, 1)
+    assert whole.posed.network.sizes == (math.prod(SHAPE), 9, 8, 1)
+    assert isinstance(whole.view.network, ConvNetwork), "records store what the caller gave"
     assert isinstance(part, ConvEngine)
 
 

@@ -18,7 +18,7 @@ pixels follow by one backward pass through the convolutions. `iteration` has the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -36,7 +36,6 @@ from engram.attacks.settings import EngineSettings
 from engram.core.errors import ConfigError
 from engram.core.loop import State
 from engram.models.networks import ConvNetwork, DenseNetwork
-from engram.models.row_space import find_row_space
 from engram.models.view import AttackerView
 
 PROBES = 256
@@ -85,7 +84,7 @@ def pose(view: AttackerView[ConvNetwork], settings: EngineSettings) -> Problem:
             f"the engine needs a hidden fully-connected layer, which {network.name} has not; "
             "use `engram reconstruct --recipe buzaglo2023`"
         )
-    space = find_row_space(network.head.weights[0])
+    space = network.head.row_space((network.head.sizes[0],))
     inner = (network.head.weights[0].double() @ space.basis.double().T).to(settings.torch_dtype)
     reduced = live_neurons(network.head.with_params({**network.head.params, "layers.0.weight": inner}))
     low, high = view.pixel_range
@@ -165,8 +164,13 @@ class ConvEngine(EngineIteration[ConvNetwork]):
     moved: ClassVar[str] = "images"
 
     @cached_property
+    def posed(self) -> AttackerView[ConvNetwork]:
+        """With a dual for each pair of a sample and another class: the whole KKT condition."""
+        return replace(self.view.narrowed(ConvNetwork), task=self.view.task.with_all_duals())
+
+    @cached_property
     def problem(self) -> Problem:
-        return pose(self.view, self.settings)
+        return pose(self.posed, self.settings)
 
     @property
     def scales(self) -> Scales:
@@ -174,7 +178,7 @@ class ConvEngine(EngineIteration[ConvNetwork]):
 
     @cached_property
     def objective(self) -> Objective:
-        return Objective(self.scales, self.settings, self.view.task, (self.scales.space.rank,))
+        return Objective(self.scales, self.settings, self.posed.task, (self.scales.space.rank,))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ with w_k neuron k's weights, p_k what the candidates predict for them, s near 1 
 `margin` asks every candidate in use to lie within a tolerance of the margin that homogeneity gives, and `prior` is
 total variation. `objective` holds the terms, `iteration` the steps. Two things are done here alone:
 
-Between refreshes the layers above the first stand still (`Frozen`): a step then costs products with the first
+Between refreshes the layers above the first stand still (`HeldLayers`): a step then costs products with the first
 layer only. With the gates above held, the network is linear in the first layer's output h_1, sample by sample,
 
     margin_i = b_i · h_1(z_i) + rest_i,    signal arriving at the first layer = lambda_i a_i,
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import ClassVar
 
@@ -44,13 +44,15 @@ from engram.attacks.engine.iteration import EngineIteration
 from engram.attacks.engine.metric import Metric
 from engram.attacks.engine.objective import Objective
 from engram.attacks.engine.scales import PIXEL_STD, Scales, derive_scales
+from engram.core.errors import ConfigError
 from engram.core.loop import State
 from engram.models.networks import DenseNetwork
 from engram.models.row_space import Frequencies, bands
+from engram.models.view import AttackerView
 
 
 @dataclass(frozen=True, eq=False)
-class Frozen:
+class HeldLayers:
     """a and b [m, h], rest [m], the correction [m, r], the gradient by the duals and the prior, at the refresh."""
 
     arriving: Tensor
@@ -61,7 +63,7 @@ class Frozen:
     variation: Tensor | None
 
     @classmethod
-    def at(cls, objective: Objective, state: State, metric: Metric, prior: float) -> Frozen:
+    def at(cls, objective: Objective, state: State, metric: Metric, prior: float) -> HeldLayers:
         """Everything that is dear, from the state's latents, duals and labels."""
         latents, labels = state["latents"], state["labels"]
         task, network, duals = objective.task, objective.scales.network, state["duals"]
@@ -191,15 +193,28 @@ class Engine(EngineIteration[DenseNetwork]):
     """Stationarity of the first layer with its bias: the layer that carries the images."""
 
     moved: ClassVar[str] = "latents"
-    _frozen: dict[int, Frozen] = field(default_factory=dict, init=False, repr=False)
+    _held: dict[int, HeldLayers] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def posed(self) -> AttackerView[DenseNetwork]:
+        """With a dual for each pair of a sample and another class, the whole KKT condition: ten classes of 50
+        leave 0.56 of the first layer's energy unexplained with the runner-up alone, 0.20 with all pairs.
+
+        Kernels as large as the image are rows of a fully-connected layer, which this engine reads better:
+        conv(32, 32)-300-1 on 50 images of CIFAR-10 gave 13 good ones in 25 s, and none as a convolution.
+        """
+        dense = self.view.dense
+        if dense is None:
+            raise ConfigError(f"{self.view.network.name} has convolutions; make its attack with `make_attack`")
+        return replace(dense, task=dense.task.with_all_duals())
 
     @cached_property
     def scales(self) -> Scales:
-        return derive_scales(self.view, self.settings)
+        return derive_scales(self.posed, self.settings)
 
     @cached_property
     def objective(self) -> Objective:
-        return Objective(self.scales, self.settings, self.view.task, self.view.input_shape)
+        return Objective(self.scales, self.settings, self.posed.task, self.posed.input_shape)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -225,22 +240,24 @@ class Engine(EngineIteration[DenseNetwork]):
 
     def gradients(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Exact every `REFRESH` steps and whenever the metric is new; in between the upper layers stand still."""
-        if not self._can_freeze:
+        if not self._can_hold:
             return self.objective(state, metric, prior)
         since_metric = self.schedule.phase(int(state["step"])).step % self.settings.metric_every
         if since_metric % REFRESH == 0:
             state.update({f"frozen_{name}": state[name].clone() for name in ("latents", "duals")})
             state["frozen_prior"] = torch.tensor(prior, dtype=torch.float64)
-            self._frozen.clear()
-        if 0 not in self._frozen:  # from stored copies, so that a resumed run has the same
+            self._held.clear()
+        if 0 not in self._held:  # from stored copies, so that a resumed run has the same
             stored = {name: state[f"frozen_{name}"] for name in ("latents", "duals")}
-            self._frozen[0] = Frozen.at(self.objective, {**state, **stored}, metric, float(state["frozen_prior"]))
-        return self._frozen[0].gradients(self.objective, state, metric)
+            self._held[0] = HeldLayers.at(
+                self.objective, {**state, **stored}, metric, float(state["frozen_prior"])
+            )
+        return self._held[0].gradients(self.objective, state, metric)
 
     @property
-    def _can_freeze(self) -> bool:
+    def _can_hold(self) -> bool:
         """Layers above the first that are worth it, and room for all candidates at once."""
-        deep = len(self.view.network.weights) > 2
+        deep = len(self.posed.network.weights) > 2
         return deep and len(self.objective.chunks(self.scales.candidates)) == 1
 
     def latents(self, moved: Tensor) -> Tensor:
@@ -253,13 +270,13 @@ class Engine(EngineIteration[DenseNetwork]):
             return images
         frequencies, rows = self._noisy_rows
         signals = partial(self._signals, duals=duals, labels=labels)
-        low, high = self.view.pixel_range
+        low, high = self.posed.pixel_range
         return read_out(images.flatten(1), rows, signals, frequencies, PIXEL_STD * (high - low)).view_as(images)
 
     @cached_property
     def _noisy_rows(self) -> tuple[Frequencies, Tensor] | None:
         """The first layer over frequencies, once for all starts, where most of it is noise; else None."""
-        weight, shape = self.view.network.weights[0], self.view.input_shape
+        weight, shape = self.posed.network.weights[0], self.posed.input_shape
         if len(shape) != 3 or not mostly_noise(weight, self.scales.space.noise_std):
             return None
         frequencies = Frequencies.of(shape)
@@ -267,13 +284,13 @@ class Engine(EngineIteration[DenseNetwork]):
 
     def _signals(self, images: Tensor, duals: Tensor, labels: Tensor) -> Tensor:
         """What the candidates send to the first layer, [m, h]."""
-        network = self.view.network.to(dtype=images.dtype)
+        network = self.posed.network.to(dtype=images.dtype)
 
         def run(part: slice) -> Tensor:
-            weigh = partial(self.view.task.output_weights, labels[part], duals[part])
+            weigh = partial(self.posed.task.output_weights, labels[part], duals[part])
             return run_pass(network, images[part], weigh, self.scales.slope).signals[0]
 
         return torch.cat([run(part) for part in self.objective.chunks(len(images))])
 
     def images(self, moved: Tensor) -> Tensor:
-        return (moved @ self.scales.space.basis.to(moved.dtype)).view(-1, *self.view.input_shape)
+        return (moved @ self.scales.space.basis.to(moved.dtype)).view(-1, *self.posed.input_shape)

@@ -35,7 +35,7 @@ from engram.attacks.engine.schedule import (
 from engram.attacks.reconstruction import Reconstruction
 from engram.attacks.settings import EngineSettings
 from engram.core.loop import Metrics, State, Values
-from engram.models.networks import N
+from engram.models.networks import N, Network
 from engram.models.view import AttackerView
 
 BETAS = (0.9, 0.98)
@@ -81,9 +81,14 @@ class EngineIteration(ABC, Generic[N]):
     recipe: ClassVar[str] = "engine"
     moved: ClassVar[str]
 
-    view: AttackerView[N]
+    view: AttackerView[Network]
     settings: EngineSettings
     _metric: dict[int, Metric] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    @abstractmethod
+    def posed(self) -> AttackerView[N]:
+        """The view as it is solved; `view` stays what the caller gave, and is what records and snapshots know."""
 
     @property
     @abstractmethod
@@ -132,7 +137,7 @@ class EngineIteration(ABC, Generic[N]):
     @property
     def several_classes(self) -> bool:
         """More than two, so that a sample has several constraints."""
-        return self.view.task.label_count > 2
+        return self.posed.task.label_count > 2
 
     @property
     def uses_prior(self) -> bool:
@@ -146,7 +151,7 @@ class EngineIteration(ABC, Generic[N]):
     def init(self) -> State:
         like, restarts = self.scales.network.weights[0], self.settings.restarts
         labels = self._labels()
-        duals = self.view.task.equal_duals(labels, self.scales.dual)
+        duals = self.posed.task.equal_duals(labels, self.scales.dual)
         return {
             f"pool_{self.moved}": like.new_zeros(restarts, len(labels), *self.shape),
             "pool_duals": like.new_zeros(restarts, *duals.shape),
@@ -169,7 +174,7 @@ class EngineIteration(ABC, Generic[N]):
         adam(state, self.moved, by_moved, self.rate * decay, phase.step + 1)
         if self._duals_move(phase):
             adam(state, "duals", by_duals, DUAL_RATE * self.scales.dual * decay, phase.step + 1)
-        if not self.view.task.has_signed_duals:
+        if not self.posed.task.has_signed_duals:
             state["duals"].clamp_(min=0)
         if phase.is_last:
             self._keep(state, phase)
@@ -197,20 +202,20 @@ class EngineIteration(ABC, Generic[N]):
         if done == 0 or self.schedule.share_of_running(steps) >= NEARLY_DONE:
             moved = torch.cat([moved, state[self.moved][None]])
             duals = torch.cat([duals, state["duals"][None]])
-        task, starts, pool_duals, duals = self.view.task, len(moved), duals, duals.flatten(0, 1)
+        task, starts, pool_duals, duals = self.posed.task, len(moved), duals, duals.flatten(0, 1)
         labels = task.sample_labels(state["labels"].repeat(starts), duals)
         images = torch.cat([self.shown(*start, state["labels"]) for start in zip(moved, pool_duals, strict=True)])
         pool = Reconstruction(images.cpu(), task.sample_duals(duals).abs().cpu(), labels.cpu())
         return consensus(pool, starts, self.settings.room)
 
     def _labels(self) -> Tensor:
-        return torch.arange(self.scales.candidates) % self.view.task.label_count
+        return torch.arange(self.scales.candidates) % self.posed.task.label_count
 
     def _fresh_start(self, phase: Phase) -> State:
         """Random candidates; all trials begin alike, so that only the prior differs."""
         drawn = self.settings.restarts if phase.is_trial else phase.index
         moved = self.draw(self.settings.seed * 1_000_003 + drawn).to(self.scales.network.weights[0])
-        duals = self.view.task.equal_duals(self._labels(), self.scales.dual).to(moved)
+        duals = self.posed.task.equal_duals(self._labels(), self.scales.dual).to(moved)
         return {self.moved: moved, "duals": duals, **moments(self.moved, moved), **moments("duals", duals)}
 
     def _prior(self, state: State, phase: Phase) -> float:

@@ -22,7 +22,7 @@ from engram.attacks.engine.metric import Groups, Metric, inverse_covariances
 from engram.attacks.engine.scales import Scales
 from engram.attacks.settings import EngineSettings
 from engram.core.loop import State
-from engram.models.tasks.base import Task
+from engram.models.tasks import Task
 
 SMOOTHING = 0.01
 """Pixel differences below this count quadratically: a hundredth of the pixel range."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from engram.attacks.engine.closed_form import parameters
 from engram.attacks.settings import EngineSettings
 from engram.core.errors import ConfigError
 from engram.models.networks import DenseNetwork
-from engram.models.row_space import RowSpace, find_image_space, find_row_space
+from engram.models.row_space import RowSpace
 from engram.models.view import AttackerView
 
 PIXEL_STD = 0.2
@@ -34,14 +33,6 @@ def candidates_for(rank: int) -> int:
     (40, 467, 800)
     """
     return max(FEWEST_CANDIDATES, rank + 2 * min(rank, MANY_DIRECTIONS))
-
-
-def first_layer_space(weight: Tensor, input_shape: tuple[int, ...]) -> RowSpace:
-    """What the first layer has learnt; of images, where images are large."""
-    if len(input_shape) != 3:
-        return find_row_space(weight)
-    channels, height, width = input_shape
-    return find_image_space(weight, (channels, height, width))
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +59,7 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
         raise ConfigError(
             "the engine needs a hidden layer; use `engram reconstruct --recipe haim2022` for a linear model"
         )
-    space = first_layer_space(network.weights[0], view.input_shape)
+    space = network.row_space(view.input_shape)
     # In float64 and then rounded, like the decomposition.
     inner = network.weights[0].double() @ space.basis.double().T
     reduced = network.with_params({**network.params, "layers.0.weight": inner})

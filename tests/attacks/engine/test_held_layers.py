@@ -1,14 +1,14 @@
-"""Frozen upper layers: exact at the refresh, near it afterwards."""
+"""HeldLayers upper layers: exact at the refresh, near it afterwards."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from engram.attacks.engine.dense import REFRESH, Engine, Frozen
+from engram.attacks.engine.dense import REFRESH, Engine, HeldLayers
 from engram.attacks.settings import EngineSettings
 from engram.core.loop import State
-from engram.models.tasks.names import task_named
+from engram.models.tasks import task_named
 from engram.models.view import AttackerView
 from engram.training.spec import MLPSpec
 
@@ -22,7 +22,9 @@ def _engine(task_name: str, *, widths: tuple[int, ...] = (30, 20, 10)) -> Engine
     spec = MLPSpec(inputs=16, widths=widths, outputs=outputs, bias="all", first_layer_std=1.0)
     network = spec.initialise(torch.Generator().manual_seed(3), torch.float64)
     view = AttackerView(network, (1, 4, 4), task_named(task_name, outputs))
-    return Engine(view, EngineSettings(candidates=12, restarts=1, prior=0.5, dtype="float64"))
+    engine = Engine(view, EngineSettings(candidates=12, restarts=1, prior=0.5, dtype="float64"))
+    engine.__dict__["posed"] = view  # as it is: with the runner-up's dual alone, too
+    return engine
 
 
 def _state(engine: Engine) -> State:
@@ -39,7 +41,7 @@ def test_at_the_refresh_the_gradient_is_the_exact_one(task: str) -> None:
     state = _state(engine)
     metric = engine.objective.metric(state["latents"], state["duals"])
     exact = engine.objective(state, metric, 0.5)
-    frozen = Frozen.at(engine.objective, state, metric, 0.5).gradients(engine.objective, state, metric)
+    frozen = HeldLayers.at(engine.objective, state, metric, 0.5).gradients(engine.objective, state, metric)
     assert frozen[0].keys() == exact[0].keys()
     for name, value in exact[0].items():
         torch.testing.assert_close(frozen[0][name], value, rtol=1e-10, atol=1e-12)
@@ -53,7 +55,7 @@ def test_in_the_duals_it_stays_exact(task: str) -> None:
     engine = _engine(task)
     state = _state(engine)
     metric = engine.objective.metric(state["latents"], state["duals"])
-    frozen = Frozen.at(engine.objective, state, metric, 0.0)
+    frozen = HeldLayers.at(engine.objective, state, metric, 0.0)
     state["duals"] = state["duals"] * torch.linspace(0.5, 2.0, len(state["duals"]), dtype=torch.float64)
     losses, _, by_duals = engine.objective(state, metric, 0.0)
     near_losses, _, near_by_duals = frozen.gradients(engine.objective, state, metric)
@@ -66,7 +68,7 @@ def test_of_several_duals_a_sample_their_sum_stays_exact() -> None:
     engine = _engine("multiclass:pairs")
     state = _state(engine)
     metric = engine.objective.metric(state["latents"], state["duals"])
-    frozen = Frozen.at(engine.objective, state, metric, 0.0)
+    frozen = HeldLayers.at(engine.objective, state, metric, 0.0)
     before = engine.objective(state, metric, 0.0)[2]
     sizes = torch.linspace(0.5, 2.0, len(state["duals"]), dtype=torch.float64)
     state["duals"] = state["duals"] * sizes[:, None]
@@ -81,7 +83,7 @@ def test_between_refreshes_it_follows_the_exact_one(task: str) -> None:
     engine = _engine(task)
     state = _state(engine)
     metric = engine.objective.metric(state["latents"], state["duals"])
-    frozen = Frozen.at(engine.objective, state, metric, 0.5)
+    frozen = HeldLayers.at(engine.objective, state, metric, 0.5)
     before = engine.objective(state, metric, 0.5)[1]
     noise = torch.randn(state["latents"].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     state["latents"] = state["latents"] + 1e-3 * engine.scales.latent_std * noise
