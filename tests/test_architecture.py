@@ -112,7 +112,7 @@ def test_a_wrong_import_would_be_found() -> None:
         "def f():\n    from engram.data.sets import ImageSet\n    from engram.core import files\n"
     )
     assert _imports(ast.parse(program)) == {"engram.data.sets", "engram.core", "engram.core.files"}
-    assert "engram.core.files" in _reached("engram.training.cache")
+    assert "engram.core.files" in _reached("engram.training.target")
 
 
 def test_class_names_are_unique() -> None:

@@ -35,7 +35,14 @@ def test_import_loads_no_torch() -> None:
 def test_threads_do_not_spin_for_long_unless_asked_to(given: dict[str, str], spin: str) -> None:
     mine = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     environment = {name: value for name, value in os.environ.items() if name not in mine} | given
-    program = "import os, engram; print(os.environ.get('GOMP_SPINCOUNT'))"
+    program = (
+        "import os, sys, engram; before = dict(os.environ); from engram.cli.app import main;"
+        "assert dict(os.environ) == before, 'an import changed the environment';"
+        "sys.argv = ['engram', '--version'];"
+        "import contextlib, io;"
+        "\ntry:\n  with contextlib.redirect_stdout(io.StringIO()): main()\nexcept SystemExit: pass\n"
+        "print(os.environ.get('GOMP_SPINCOUNT'))"
+    )
     child = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
     )

@@ -195,7 +195,7 @@ def test_divergence_names_step_and_cure() -> None:
     solution = run(scheme, Budget(steps=100))
     assert solution.reason is StopReason.DIVERGED
     assert "diverged at step" in solution.message
-    assert "lower --lr-images (now 1e+09)" in solution.message
+    assert "lower lr_images (now 1e+09)" in solution.message
 
 
 def test_same_seed_same_candidates_other_seed_others() -> None:

@@ -139,7 +139,7 @@ def test_the_two_forms_have_different_fingerprints(tmp_path: Path) -> None:
 def test_divergence_is_an_outcome_that_names_the_rates(task: Task) -> None:
     solution = run(scheme(task, lr_duals=1e9), Budget(steps=100))
     assert solution.reason is StopReason.DIVERGED
-    assert "--lr-duals (now 1e+09)" in solution.message
+    assert "lr_duals (now 1e+09)" in solution.message
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,10 @@ DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
     "not UTF-8": (lambda text: text.replace("engine", "\udcff"), "is not readable JSON"),
     "nested without end": (lambda _: "[" * 100_000, "is not readable JSON"),
     "a list": (lambda text: f"[{text}]", 'is damaged: it must be a JSON object, got [{"schema_version": 1'),
-    "no recipe": (edited(lambda record: record.pop("recipe")), "recipe must be a text, got null"),
+    "no recipe": (
+        edited(lambda record: record.pop("recipe")),
+        "recipe must be one of engine, haim2022, buzaglo2023, got null",
+    ),
     "no settings": (edited(lambda record: record.pop("settings")), "settings must be a JSON object, got null"),
     "settings no object": (
         edited(lambda record: record.update(settings=[500])),

@@ -17,7 +17,7 @@ from engram.cli.app import app
 from engram.core.errors import ConfigError, EngramError
 from tests.cases import network
 
-CURE = "out to go on with that run, or start anew in another directory with -o"
+CURE = "out to resume that run, or start anew in another directory with -o"
 SHAPE = ("--input-shape", "3x2x2")
 
 
@@ -59,22 +59,18 @@ def place(made: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("run", "options", "given", "recorded"),
     [
-        ("engine", ("--seed", "7"), "--seed is 7 here", "0"),
+        ("engine", ("--seed", "7"), "seed is 7 here", "0"),
         ("engine", ("--steps", "5"), "--steps is 5 here", "3"),
         ("engine", ("--restarts", "2"), "--restarts is 2 here", "1"),
-        ("engine", ("--prior", "0.5"), "--prior is 0.5 here", "0.0"),
+        ("engine", ("--prior", "0.5"), "--prior is 0.5 here", "none"),
         ("engine", ("-m", "8"), "--candidates is 8 here", "6"),
-        ("engine", ("--dtype", "float64"), "--dtype is float64 here", "float32"),
+        ("engine", ("--dtype", "float64"), "dtype is float64 here", "float32"),
         ("engine", ("--input-shape", "12"), "--input-shape is 12 here", "3x2x2"),
-        ("engine", ("--task", "regression:l2"), "--task is regression:l2 here", "binary"),
-        ("haim2022", ("--seed", "7"), "--seed is 7 here", "0"),
-        ("haim2022", ("--lr-images", "0.5"), "--lr-images is 0.5 here", "0.0305"),
-        (
-            "haim2022",
-            ("--settings", "cifar10"),
-            "--settings is cifar10 (lr_images 0.555) here",
-            "lr_images 0.0305",
-        ),
+        ("engine", ("--task", "regression:l2"), "task is regression:l2 here", "binary"),
+        ("engine", ("--set", "ridge=0.5"), "ridge is 0.5 here", "0.01"),
+        ("haim2022", ("--seed", "7"), "seed is 7 here", "0"),
+        ("haim2022", ("--set", "lr_images=0.5"), "lr_images is 0.5 here", "0.0305"),
+        ("haim2022", ("--settings", "cifar10"), "--settings is cifar10 here", "mnist"),
     ],
 )
 def test_another_option_is_refused_by_name(
@@ -83,13 +79,14 @@ def test_another_option_is_refused_by_name(
     record = place / run / "run.json"
     before = record.read_bytes()
     error = refused("reconstruct", place / "model.pt", "-o", place / run, "--resume", *options)
-    assert f"{given}, but {recorded} in the run that {record} records; leave {given.split()[0]} {CURE}" in error
+    where = place / run / ("options.json" if given.startswith("--") else "run.json")
+    assert f"{given}, but {recorded} in the run that {where} records; leave {given.split()[0]} {CURE}" in error
     assert record.read_bytes() == before
 
 
 @pytest.mark.parametrize("run", ["engine", "haim2022"])
 def test_what_is_left_out_is_the_run_s_own(place: Path, run: str) -> None:
-    """Nothing but model and directory: shape, recipe, task and settings come from run.json."""
+    """Nothing but model and directory: shape, recipe, task and settings are remembered."""
     before = load_file(place / run / "reconstruction.safetensors")
     (place / run / "reconstruction.safetensors").unlink()
     invoke("reconstruct", place / "model.pt", "-o", place / run, "--resume")
@@ -103,7 +100,7 @@ def test_what_is_left_out_is_the_run_s_own(place: Path, run: str) -> None:
 
 def test_another_model_is_named(place: Path) -> None:
     error = refused("reconstruct", place / "other.pt", "-o", place / "engine", "--resume")
-    assert "other.pt has other weights than the model of the run" in error
+    assert "the model has other weights than the one of the run" in error
     assert "model.pt); give that one" in error
 
 
@@ -155,5 +152,5 @@ def test_python_refuses_other_settings_too(tmp_path: Path) -> None:
     given = {"input_shape": (3, 2, 2), "baselines": "none", "directory": tmp_path}
     audit(made, settings=settings, **given)  # type: ignore[arg-type]
     audit(made, settings=settings, resume=True, **given)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="settings must be those of the run that is gone on with"):
+    with pytest.raises(ConfigError, match="candidates is left out here, but 6 in the run"):
         audit(made, settings=EngineSettings(seed=5), resume=True, **given)  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ def test_a_sweep_is_scored_like_any_other_run(target: Path, tmp_path: Path) -> N
     assert "ssim>0.4" in engram("score", run)
     assert json.loads((run / "scores.json").read_text())["n_train"] == 10
     error = engram("sweep", target, "--trials", 3, "--jobs", 0, *SMALL, "-o", run, expect=1)
-    assert "go on with it, or join it, with --resume" in error
+    assert "resume or join it with --resume" in error
 
 
 def test_the_oracle_takes_the_data_of_the_card_and_is_named(target: Path, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_from_a_regression_to_scores(tmp_path: Path, loss: str) -> None:
     engram("train", "--data", "faces", "--labels", "gate", "-n", 10, *options, *SMALL, "-o", target)
     losses = [json.loads(line)["loss"] for line in (target / "metrics.jsonl").read_text().splitlines()]
     assert losses[-1] < losses[0]
-    engram("reconstruct", target, *SHORT, "-m", 20, "--lr-images", 0.01, "-o", run)
+    engram("reconstruct", target, *SHORT, "-m", 20, "--set", "lr_images=0.01", "-o", run)
     found = load_file(run / "reconstruction.safetensors")
     assert found["duals"].min() < 0 < found["duals"].max()
     assert torch.equal(found["labels"], (found["duals"] > 0).long())
@@ -101,7 +101,7 @@ def test_resumed_with_other_settings_is_refused_and_with_the_same_goes_on(
     done = json.loads((cut / "run.json").read_text())["outcome"]["steps"]
     assert 0 < done < 3000
     error = engram(*attack, "--task", "multiclass:pairs", "-o", cut, "--resume", expect=1)
-    assert "--task is multiclass:pairs here, but multiclass in the run" in error
+    assert "task is multiclass:pairs here, but multiclass in the run" in error
     engram(*attack, "-o", cut, "--resume")
     engram(*attack, "-o", whole)
     expected, resumed = (load_file(run / "reconstruction.safetensors") for run in (whole, cut))
@@ -134,7 +134,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "options",
     [
-        ("--recipe", "haim2022", "--steps", 12, "-m", 4, "--lr-images", 0.01, "--range-weight", 0),
+        ("--recipe", "haim2022", "--steps", 12, "-m", 4, "--set", "lr_images=0.01", "--set", "range_weight=0"),
         ("--recipe", "engine", "--steps", 12, "--restarts", 2),
     ],
     ids=["haim2022", "engine"],
@@ -193,7 +193,7 @@ def test_errors_name_cause_and_cure(
 def test_a_floor_for_duals_of_either_sign_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "target"
     engram("train", "--data", "faces", "-n", 4, "--task", "regression:l2", *SMALL, "-o", target)
-    error = engram("reconstruct", target, *SHORT, "--dual-floor", 0.1, "-o", tmp_path / "run", expect=1)
+    error = engram("reconstruct", target, *SHORT, "--set", "dual_floor=0.1", "-o", tmp_path / "run", expect=1)
     assert "dual_floor must be 0 where dual_weight is 0, as for regression" in error
 
 

@@ -31,13 +31,14 @@ def everything(root: Path) -> list[str]:
 
 
 def test_fetch_places_the_file_and_reports_progress(server: Server, tmp_path: Path) -> None:
-    seen: list[tuple[str, int, int | None]] = []
+    seen: list[tuple[str, float]] = []
     added = fetch("mine", tmp_path, lambda *now: seen.append(now), files=[server.file()])
     assert added == [tmp_path / "set" / "data.gz"]
     assert added[0].read_bytes() == CONTENT
     assert everything(tmp_path) == ["set/data.gz"]
-    assert seen[-1] == ("data.gz", len(CONTENT), len(CONTENT))
-    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+    size = f"{len(CONTENT) / 1e6:.1f} MB"
+    assert seen[-1] == (f"data.gz: {size} of {size}", 1.0)
+    assert [share for _, share in seen] == sorted(share for _, share in seen)
 
 
 def test_what_is_there_is_not_fetched_again(server: Server, tmp_path: Path) -> None:

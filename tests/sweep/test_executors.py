@@ -68,7 +68,7 @@ def test_what_goes_wrong_is_a_value_and_the_next_trial_runs(executor: Executor) 
         outcome = ended[chosen.number]
         if chosen.number == 1:
             assert outcome.state == "diverged"
-            assert "lower --lr-images" in outcome.reason
+            assert "lower lr_images" in outcome.reason
             assert "reconstruction.safetensors" not in outcome.files
         elif chosen.number == 2:
             assert outcome.state == "failed"

@@ -66,7 +66,7 @@ def test_it_shows_all_that_was_asked_for(scored: Conclusion, faces: Split) -> No
     growth = scored.summary["pooled"]["growth"]
     assert [point["trials"] for point in growth] == [1, 2, 4, 8, 16, complete]
     counts = scored.summary["scores"]["counts"]
-    assert growth[-1]["train"] == {name: count["train"] for name, count in counts.items()}
+    assert growth[-1]["counts"] == counts
     assert growth[-1]["candidates"] == len(scored.pooled)
 
 
@@ -75,7 +75,7 @@ def test_few_trials_are_told_and_blind_ones_count_the_confident(tmp_path: Path) 
         drive([sweep], InProcess())
         found = conclude(sweep)
     assert found.summary["scores"] is None
-    assert found.summary["pooled"]["growth"][0]["train"] is None
+    assert found.summary["pooled"]["growth"][0]["counts"] is None
     page = sweep_page(found)
     text = render(page)
     assert "3 complete trials are too few to tell; it takes 20." in text

@@ -59,7 +59,7 @@ def test_a_file_says_what_to_vary(tmp_path: Path) -> None:
     [
         ("recipe = ", "no readable TOML file"),
         ("flavour = 1", "flavour: Unexpected keyword argument"),
-        ('recipe = "magic"', "recipe must be one of haim2022, engine"),
+        ('recipe = "magic"', "recipe must be one of engine, haim2022, buzaglo2023"),
         ("[search]\nspeed = { low = 1, high = 2 }", "space can hold .*, got 'speed'"),
         ("[fixed]\nseed = 1", "the seed is the sweep's own"),
         ("[fixed]\nsteps = 0", "steps must be positive"),

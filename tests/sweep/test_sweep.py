@@ -152,7 +152,7 @@ def test_a_finished_sweep_runs_nothing_again(tmp_path: Path) -> None:
 
 def test_a_directory_belongs_to_its_sweep(tmp_path: Path) -> None:
     small.run_whole(tmp_path, small.spec(2))
-    with pytest.raises(ConfigError, match="go on with it, or join it, with --resume"):
+    with pytest.raises(ConfigError, match="resume or join it with --resume"):
         Sweep(view=small.view(), spec=small.spec(2), directory=tmp_path)
     with pytest.raises(ConfigError, match="holds another sweep \\(seed differ\\)"):
         Sweep(view=small.view(), spec=small.spec(2, seed=1), directory=tmp_path, resume=True)

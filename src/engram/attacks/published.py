@@ -221,8 +221,8 @@ class PublishedScheme:
     def hint(self) -> str:
         settings = self.settings
         return (
-            f"lower --lr-images (now {settings.lr_images:g}), --lr-duals (now {settings.lr_duals:g}) "
-            f"or --image-std (now {settings.image_std:g})"
+            f"lower lr_images (now {settings.lr_images:g}), lr_duals (now {settings.lr_duals:g}) "
+            f"or image_std (now {settings.image_std:g}), each with --set NAME=VALUE"
         )
 
     def reconstruction(self, state: State) -> Reconstruction:

@@ -119,6 +119,14 @@ def _resumed(
             f"the model has other weights than the one of the run that {where} records ({record.get('model')}); "
             "give that one, or start anew in another directory with -o"
         )
+    shape = "x".join(map(str, view.input_shape))
+    recorded_shape = "x".join(map(str, record.get("input_shape") or ()))
+    for name, here, there in (
+        ("input_shape", shape, recorded_shape),
+        ("task", view.task.name, record.get("task")),
+    ):
+        if here != there:
+            refuse_difference(name, here, there, where)
     stored = read_settings(directory, RECIPES[recorded_recipe(directory, recipe, known=tuple(RECIPES))])
     given = asdict(settings) if isinstance(settings, EngineSettings | Haim2022) else settings or {}
     for name, value in given.items():

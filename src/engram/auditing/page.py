@@ -226,8 +226,8 @@ def risk_section(record: AuditRecord) -> Section | None:
         links=[pair_anchor(record.comparison.score, risk.index) for risk in risks],
     )
     text = (
-        f"Recovered: a reconstruction with {record.comparison.threshold.text}. Identified as member: its membership score "
-        "lies above that of every held-out record."
+        f"Recovered: a reconstruction with {record.comparison.threshold.text}. Identified as member: its "
+        "membership score lies above that of every held-out record."
     )
     if "ceiling_ssim" in known:
         text += " The ceiling is the best SSIM that any method without an image prior can reach."

@@ -53,8 +53,8 @@ app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
 
 def _spin_briefly() -> None:
     """Threads that wait for each other spin for as long as another program holds a core: a step of the engine
-    took 1,100 ms instead of 50. So they spin briefly and then sleep. OpenMP reads this once, when torch is first loaded;
-    whoever has set a policy keeps it."""
+    took 1,100 ms instead of 50. So they spin briefly and then sleep. OpenMP reads this once, when torch is first
+    loaded; whoever has set a policy keeps it."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 

@@ -79,10 +79,10 @@ def _finished(model: Path) -> tuple[AttackerView[Network], Card]:
     from engram.models.open.door import open_view
     from engram.training.target import card_of
 
-    view, card = open_view(model), card_of(model)
+    card = card_of(model)
     if card is None:
         raise ConfigError(f"{model} does not say what it was trained on; give a directory of `engram train`")
-    return view, card
+    return open_view(model), card
 
 
 def _train(chosen: dict[str, Any], root: Path | None) -> tuple[AttackerView[Network], Card]:

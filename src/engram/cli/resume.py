@@ -22,6 +22,22 @@ OF_THE_MOMENT = {
 }
 """Not part of what a run is: they may differ each time it is resumed. Another model has other weights, which the
 run's record knows."""
+IN_THE_RECORD = {
+    "input_shape",
+    "arch",
+    "task",
+    "recipe",
+    "candidates",
+    "steps",
+    "seed",
+    "dtype",
+    "restarts",
+    "prior",
+    "memory",
+    "known",
+    "settings",
+}
+"""What was left out the run settled itself; its run.json says how, and tells whether what is given now differs."""
 MAY_MOVE = {"data_root"}
 """Paths that are remembered, yet free to differ: the data may lie elsewhere now."""
 
@@ -41,6 +57,8 @@ def remembered(context: typer.Context, out: Path, *, resume: bool) -> dict[str, 
         if not is_given(context, name):
             is_path = name in MAY_MOVE and recorded[name] is not None
             options[name] = Path(recorded[name]) if is_path else recorded[name]
+        elif not recorded[name] and name in IN_THE_RECORD:
+            continue
         elif _plain(options[name]) != recorded[name] and name not in MAY_MOVE:
             refuse_difference(parameter.opts[0], options[name], recorded[name], where)
     return options

@@ -46,7 +46,7 @@ def sweep(
         list[Path],
         typer.Argument(
             metavar="MODEL...",
-            help="A directory of `engram train`, or a .pt, .pth, .pt2 or .safetensors file; --targets takes several.",
+            help="A directory of `engram train`, or a .pt, .pth, .pt2 or .safetensors file; several: --targets.",
         ),
     ],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Directory of the sweep.")] = None,

@@ -140,7 +140,6 @@ def test_kernels_of_the_whole_image_are_read_as_a_fully_connected_layer() -> Non
     ],
 )
 def test_networks_without_the_layer_are_told_the_other_recipe(layers: str, message: str) -> None:
-    engine = ConvEngine(AttackerView(drawn(layers), SHAPE, Binary()), EngineSettings())
     with pytest.raises(ConfigError, match=message) as caught:
-        engine.init()
+        ConvEngine(AttackerView(drawn(layers), SHAPE, Binary()), EngineSettings())
     assert "--recipe buzaglo2023" in str(caught.value)

@@ -96,11 +96,11 @@ def test_between_refreshes_it_follows_the_exact_one(task: str) -> None:
     ("task", "widths", "frozen"),
     [("binary", (30, 20), True), ("binary", (30,), False), ("multiclass:pairs", (30, 20), True)],
 )
-def test_frozen_where_there_is_something_to_save(task: str, widths: tuple[int, ...], frozen: bool) -> None:
+def test_held_where_there_is_something_to_save(task: str, widths: tuple[int, ...], frozen: bool) -> None:
     engine = _engine(task, widths=widths)
     state = engine.init()
     for _ in range(REFRESH + 1):
         engine.step(state)
-    assert ("frozen_latents" in state) == frozen
+    assert ("held_latents" in state) == frozen
     if frozen:
-        assert not torch.equal(state["frozen_latents"], state["latents"])
+        assert not torch.equal(state["held_latents"], state["latents"])

@@ -79,11 +79,6 @@ def outside(features: Tensor, coordinates: Tensor) -> Tensor:
 def pose(view: AttackerView[ConvNetwork], settings: EngineSettings) -> Problem:
     """Rotate the first fully-connected layer into its row space and measure the scales on smooth random images."""
     network = view.network.to(dtype=settings.torch_dtype)
-    if len(network.head.weights) < 2:
-        raise ConfigError(
-            f"the engine needs a hidden fully-connected layer, which {network.name} has not; "
-            "use `engram reconstruct --recipe buzaglo2023`"
-        )
     space = network.head.row_space((network.head.sizes[0],))
     inner = (network.head.weights[0].double() @ space.basis.double().T).to(settings.torch_dtype)
     reduced = live_neurons(network.head.with_params({**network.head.params, "layers.0.weight": inner}))
@@ -162,6 +157,13 @@ class ConvEngine(EngineIteration[ConvNetwork]):
     """Stationarity of the first fully-connected layer, read through the convolutions below it."""
 
     moved: ClassVar[str] = "images"
+
+    def __post_init__(self) -> None:
+        if len(self.posed.network.head.weights) < 2:
+            raise ConfigError(
+                f"the engine needs a hidden fully-connected layer, which {self.view.network.name} has not; "
+                "use `engram reconstruct --recipe buzaglo2023`"
+            )
 
     @cached_property
     def posed(self) -> AttackerView[ConvNetwork]:

@@ -195,6 +195,12 @@ class Engine(EngineIteration[DenseNetwork]):
     moved: ClassVar[str] = "latents"
     _held: dict[int, HeldLayers] = field(default_factory=dict, init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        if len(self.posed.network.weights) < 2:
+            raise ConfigError(
+                "the engine needs a hidden layer; use `engram reconstruct --recipe haim2022` for a linear model"
+            )
+
     @cached_property
     def posed(self) -> AttackerView[DenseNetwork]:
         """With a dual for each pair of a sample and another class, the whole KKT condition: ten classes of 50
@@ -244,14 +250,12 @@ class Engine(EngineIteration[DenseNetwork]):
             return self.objective(state, metric, prior)
         since_metric = self.schedule.phase(int(state["step"])).step % self.settings.metric_every
         if since_metric % REFRESH == 0:
-            state.update({f"frozen_{name}": state[name].clone() for name in ("latents", "duals")})
-            state["frozen_prior"] = torch.tensor(prior, dtype=torch.float64)
+            state.update({f"held_{name}": state[name].clone() for name in ("latents", "duals")})
+            state["held_prior"] = torch.tensor(prior, dtype=torch.float64)
             self._held.clear()
         if 0 not in self._held:  # from stored copies, so that a resumed run has the same
-            stored = {name: state[f"frozen_{name}"] for name in ("latents", "duals")}
-            self._held[0] = HeldLayers.at(
-                self.objective, {**state, **stored}, metric, float(state["frozen_prior"])
-            )
+            stored = {name: state[f"held_{name}"] for name in ("latents", "duals")}
+            self._held[0] = HeldLayers.at(self.objective, {**state, **stored}, metric, float(state["held_prior"]))
         return self._held[0].gradients(self.objective, state, metric)
 
     @property

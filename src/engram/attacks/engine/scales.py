@@ -8,7 +8,6 @@ import torch
 
 from engram.attacks.engine.closed_form import parameters
 from engram.attacks.settings import EngineSettings
-from engram.core.errors import ConfigError
 from engram.models.networks import DenseNetwork
 from engram.models.row_space import RowSpace
 from engram.models.view import AttackerView
@@ -55,10 +54,6 @@ class Scales:
 def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
     """Rotate the first layer into its row space and measure the scales there."""
     network = view.network
-    if len(network.weights) < 2:
-        raise ConfigError(
-            "the engine needs a hidden layer; use `engram reconstruct --recipe haim2022` for a linear model"
-        )
     space = network.row_space(view.input_shape)
     # In float64 and then rounded, like the decomposition.
     inner = network.weights[0].double() @ space.basis.double().T
