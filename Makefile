@@ -31,7 +31,7 @@ test: lint browser
 	OMP_NUM_THREADS=1 ENGRAM_ARTEFACTS=runs/artefacts $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 bench: install
-	$(BIN)/engram bench -o runs/bench
+	$(BIN)/python -m benchmarks.race -o runs/bench
 	$(BIN)/python -m benchmarks.steps -o runs/bench
 	$(BIN)/python -m benchmarks.sweep
 

@@ -23,11 +23,11 @@ from typing import Any
 
 from benchmarks.growth_case import Case
 from benchmarks.growth_figure import figure
+from benchmarks.machine import busy_note, machine
 from engram.attacks.engine.scales import candidates_for
 from engram.attacks.engine.schedule import PRIOR_GRID, trial_length
 from engram.attacks.settings import EngineSettings
 from engram.core import files
-from engram.core.runs import busy_note, machine
 
 SCHEMA_VERSION = 1
 RANK_AT_500, RANK_EXPONENT = 167, 0.78

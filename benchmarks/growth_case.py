@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from benchmarks.growth_price import Price, at, timed
+from benchmarks.machine import peak_memory_bytes
 from engram.attacks.engine.closed_form import ARRAYS
 from engram.attacks.engine.metric import MOST_AT_ONCE
 from engram.attacks.engine.objective import Objective
 from engram.attacks.engine.scales import Scales
 from engram.attacks.settings import EngineSettings
 from engram.core import files
-from engram.core.runs import peak_memory_bytes
 from engram.models.networks import DenseNetwork
 from engram.models.row_space import RowSpace, first_layer_space
 from engram.models.tasks import Binary

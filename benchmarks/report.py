@@ -16,18 +16,17 @@ from pathlib import Path
 import torch
 
 from engram.attacks.reconstruction import Reconstruction
-from engram.auditing.comparison import blind_view, compare_with
+from engram.auditing.comparison import audit_data, blind_view, compare_with
 from engram.auditing.inspect import describe
 from engram.auditing.reach import judge
 from engram.auditing.record import AttackSummary, AuditRecord
-from engram.auditing.samples import audit_data
 from engram.auditing.timeline import Moment
 from engram.auditing.verdict import decide
 from engram.core.runs import versions
 from engram.members.boundaries import dense_part
 from engram.models.tasks import Binary
 from engram.models.view import AttackerView
-from engram.training.spec import MLPSpec, initialise
+from engram.training.spec import MLPSpec
 
 SHAPE = (3, 32, 32)
 
@@ -35,7 +34,7 @@ SHAPE = (3, 32, 32)
 def record_of(candidates: int, images: int) -> AuditRecord:
     """An audit of made-up images: smooth ones, as photographs are, so that pictures compress as they would."""
     generator = torch.Generator().manual_seed(0)
-    network = initialise(MLPSpec(inputs=3072, first_layer_std=None), generator)
+    network = MLPSpec(inputs=3072, first_layer_std=None).initialise(generator)
     view = AttackerView(network, SHAPE, Binary())
     coarse = torch.rand(2 * images, 3, 16, 16, generator=generator)
     pixels = torch.nn.functional.interpolate(coarse, SHAPE[1:], mode="bilinear")

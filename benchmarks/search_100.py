@@ -19,11 +19,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import busy_note, machine
 from engram.attacks.reconstruction import Reconstruction
 from engram.attacks.registry import make_attack
 from engram.auditing.verdict import sweep_verdict
 from engram.core.files import read_json, write_bytes, write_json
-from engram.core.runs import RunDirectory, busy_note, machine
+from engram.core.runs import RunDirectory
 from engram.data.sets import Split
 from engram.models.networks import DenseNetwork
 from engram.models.tasks import Binary

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.machine import busy_note, machine, peak_memory_bytes
 from engram.attacks.engine.dense import Engine
 from engram.attacks.settings import EngineSettings
 from engram.cli.bars import progress_bar
@@ -31,7 +32,6 @@ from engram.core import files
 from engram.core.errors import DataError, DivergedError, EngramError
 from engram.core.loop import Budget, Observer, run
 from engram.core.progress import Progress, by_steps
-from engram.core.runs import busy_note, machine, peak_memory_bytes
 from engram.data.catalog import load
 from engram.data.choice import DataChoice
 from engram.models.networks import DenseNetwork

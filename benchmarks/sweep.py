@@ -25,7 +25,7 @@ from engram.sweep.executors import Executor, InProcess, Job, Processes
 from engram.sweep.space import PRESETS, SweepSpec
 from engram.sweep.sweep import Sweep, drive
 from engram.sweep.trial import Ended, TrialOrder, packed, run_trial
-from engram.training.spec import MLPSpec, initialise
+from engram.training.spec import MLPSpec
 
 TURNS = 3
 
@@ -33,7 +33,7 @@ TURNS = 3
 def view(inputs: int, *widths: int) -> AttackerView:
     spec = MLPSpec(inputs=inputs, widths=widths)
     shape = (3, 32, 32) if inputs == 3072 else (inputs,)
-    return AttackerView(initialise(spec, torch.Generator().manual_seed(0)), shape, Binary())
+    return AttackerView(spec.initialise(torch.Generator().manual_seed(0)), shape, Binary())
 
 
 def sweep_spec(trials: int, steps: int, candidates: int) -> SweepSpec:

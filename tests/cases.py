@@ -8,7 +8,7 @@ from torch import Tensor
 from engram.models.networks import DenseNetwork
 from engram.models.tasks import Binary, Multiclass, MulticlassPairs, Regression, Task, infer_task
 from engram.models.view import AttackerView
-from engram.training.spec import BiasPolicy, MLPSpec, initialise
+from engram.training.spec import BiasPolicy, MLPSpec
 
 TASKS: tuple[Task, ...] = (
     Binary(),
@@ -26,7 +26,7 @@ def network(
 ) -> DenseNetwork:
     """A random network inputs-...-outputs with standard initialisation."""
     spec = MLPSpec(inputs=sizes[0], widths=sizes[1:-1], outputs=sizes[-1], bias=bias, first_layer_std=None)
-    return initialise(spec, torch.Generator().manual_seed(seed), dtype)
+    return spec.initialise(torch.Generator().manual_seed(seed), dtype)
 
 
 def view(

@@ -78,7 +78,7 @@ def test_a_module_gives_the_same_record_as_its_weights() -> None:
 def test_the_json_and_the_table_say_what_the_record_says() -> None:
     record = leaking()
     read = json.loads(json.dumps(record.to_json(), allow_nan=False))
-    assert read["schema_version"] == 1
+    assert read["schema_version"] == 2
     assert read["verdict"]["sentence"] == record.verdict.sentence
     assert read["candidates"]["count"] == len(record.blind.found) == len(read["candidates"]["confidence"])
     assert [one["name"] for one in read["baselines"]] == ["model inversion", "first-layer weights"]
@@ -101,7 +101,7 @@ def test_the_confidence_is_checked_against_the_truth() -> None:
     found = Reconstruction(torch.cat([inputs, noise]), torch.ones(40), torch.zeros(40).long(), scores)
     checked = reliability(found, inputs, None)
     assert checked is not None
-    assert [(one.candidates, one.true) for one in checked.bins] == [(20, 0.0), (20, 1.0)]
+    assert [(one.candidates, one.observed) for one in checked.bins] == [(20, 0.0), (20, 1.0)]
     assert [(one.k, one.train) for one in checked.precision] == [(10, 1.0), (20, 1.0), (40, 0.5)]
 
 

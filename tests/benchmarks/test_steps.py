@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.machine import peak_memory_bytes
 from benchmarks.steps import (
     Photographs,
     StepTable,
@@ -21,7 +22,6 @@ from benchmarks.steps import (
     trained_view,
 )
 
-from engram.core.runs import peak_memory_bytes
 from engram.data.choice import DataChoice
 from engram.models.tasks import Binary
 from engram.pipeline import build_target

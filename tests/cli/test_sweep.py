@@ -34,7 +34,6 @@ def test_a_sweep_is_scored_like_any_other_run(target: Path, tmp_path: Path) -> N
     printed = engram("sweep", target, "--trials", 3, "--jobs", 1, *SMALL, "-o", run)
     assert "3 trials: 3 complete" in printed
     assert "best blind" in printed
-    assert (run / "sweep.png").read_bytes().startswith(b"\x89PNG")
     assert "3 complete trials are too few to tell" in (run / "sweep.html").read_text()
     listed = engram("sweep", "--list", run)
     assert "3 of 3 trials finished" in listed

@@ -14,7 +14,7 @@ from torch import Tensor
 from engram.attacks.reconstruction import Attack
 from engram.attacks.registry import make_attack
 from engram.attacks.settings import EngineSettings
-from engram.auditing.samples import audit_data
+from engram.auditing.comparison import audit_data
 from engram.core import files
 from engram.core.loop import Budget, Snapshots, run
 from engram.data.catalog import load

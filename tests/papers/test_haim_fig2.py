@@ -21,7 +21,4 @@ def test_every_stage_is_there_and_drawn() -> None:
 def test_distances_count_what_was_recovered() -> None:
     result = run_fig2(0, recipe=replace(CIRCLE_RECIPE, epochs=2), settings=replace(CIRCLE_ATTACK, steps=1))
     planted = replace(result, final=replace(result.found, images=result.data.train.images + 0.04))
-    record = planted.to_json()
-    assert record["recovered_within_0.1"] == 20
-    assert record["recovered_within_0.05"] == 0
     assert planted.summary.startswith("20 of 20 points within 0.1 (0 within 0.05)")

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from engram.core.errors import ConfigError
-from engram.scoring.match import score
+from engram.scoring.match import MatchTable, Threshold, score
 from engram.scoring.protocols import Buzaglo2023Protocol, Haim2022Protocol, VectorProtocol
-from engram.scoring.table import MatchTable, Threshold
 
 from . import reference
 from .cases import generator, noisy_copies, smooth_images

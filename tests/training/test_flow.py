@@ -19,7 +19,7 @@ from engram.training.descent import GradientDescent
 from engram.training.factored import GramDescent
 from engram.training.flow import FlowDescent, advance, reach
 from engram.training.recipe import Flow, Recipe
-from engram.training.spec import MLPSpec, initialise
+from engram.training.spec import MLPSpec
 from engram.training.target import measure, train
 from tests import cases
 
@@ -69,7 +69,7 @@ def _until(descent: GradientDescent | FlowDescent, loss: float) -> tuple[DenseNe
 def test_follows_the_path_of_plain_descent(method: type[GradientDescent]) -> None:
     """Every layer points where that of plain descent does at the same loss, after a fraction of its epochs."""
     inputs, labels = _faces(20)
-    start = initialise(MLPSpec(inputs=625, widths=(40, 40)), torch.Generator().manual_seed(0))
+    start = MLPSpec(inputs=625, widths=(40, 40)).initialise(torch.Generator().manual_seed(0))
     plain = GramDescent(start, Binary(), Recipe(lr=0.05), inputs, labels)
     expected, plain_epochs = _until(plain, 5e-4)
     recipe = Recipe(lr=0.05, flow=Flow())
@@ -130,7 +130,7 @@ def test_resumed_is_bit_identical(tmp_path: Path, epochs: int) -> None:
     spec, recipe = MLPSpec(inputs=14, widths=(12, 12)), Recipe(lr=0.3, flow=Flow(below=0.5))
 
     def state(budget: int, snapshots: Snapshots | None, resume: bool = False) -> State:
-        start = initialise(spec, torch.Generator().manual_seed(0))
+        start = spec.initialise(torch.Generator().manual_seed(0))
         assert recipe.flow is not None
         descent = FlowDescent(GramDescent(start, Binary(), recipe, inputs.float(), labels), recipe.flow)
         return run(descent, Budget(steps=budget), snapshots=snapshots, resume=resume).state

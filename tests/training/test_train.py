@@ -14,7 +14,7 @@ from engram.core.loop import Budget, Snapshots, StopReason, run
 from engram.models.tasks import Binary, Multiclass, Task
 from engram.training.descent import GradientDescent
 from engram.training.recipe import Recipe
-from engram.training.spec import MLPSpec, initialise
+from engram.training.spec import MLPSpec
 from engram.training.target import measure, train
 from tests import cases
 
@@ -125,7 +125,7 @@ def test_resumed_training_is_bit_identical(tmp_path: Path, batch: int | None) ->
     spec = MLPSpec(inputs=4, widths=(6, 6))
 
     def network(epochs: int, snapshots: Snapshots | None, resume: bool = False) -> dict[str, torch.Tensor]:
-        start = initialise(spec, torch.Generator().manual_seed(0))
+        start = spec.initialise(torch.Generator().manual_seed(0))
         descent = GradientDescent(start, Binary(), Recipe(batch=batch), inputs.float(), labels)
         return run(descent, Budget(steps=epochs), snapshots=snapshots, resume=resume).state
 
@@ -139,7 +139,7 @@ def test_resumed_training_is_bit_identical(tmp_path: Path, batch: int | None) ->
 
 def test_a_wide_layer_is_drawn_as_if_at_once() -> None:
     spec = MLPSpec(inputs=3, widths=(2500,), first_layer_std=None)
-    drawn = initialise(spec, torch.Generator().manual_seed(4))
+    drawn = spec.initialise(torch.Generator().manual_seed(4))
     generator = torch.Generator().manual_seed(4)
     whole = torch.empty(2500, 3, dtype=torch.float64).uniform_(-1 / 3**0.5, 1 / 3**0.5, generator=generator)
     assert torch.equal(drawn.weights[0], whole.float())
@@ -147,7 +147,7 @@ def test_a_wide_layer_is_drawn_as_if_at_once() -> None:
 
 def test_initialisation_scales() -> None:
     spec = MLPSpec(inputs=400, widths=(300, 200), bias="all")
-    network = initialise(spec, torch.Generator().manual_seed(0))
+    network = spec.initialise(torch.Generator().manual_seed(0))
     assert float(network.weights[0].std()) == pytest.approx(1e-4, rel=0.02)
     assert network.biases[0] is not None
     assert float(network.biases[0].std()) == pytest.approx(1e-4, rel=0.2)
@@ -155,9 +155,8 @@ def test_initialisation_scales() -> None:
     assert 0.99 * bound < float(network.weights[1].abs().max()) <= bound
     assert network.biases[1] is not None
     assert network.biases[2] is None
-    standard = initialise(
-        MLPSpec(inputs=400, widths=(300,), first_layer_std=None), torch.Generator().manual_seed(0)
-    )
+    spec = MLPSpec(inputs=400, widths=(300,), first_layer_std=None)
+    standard = spec.initialise(torch.Generator().manual_seed(0))
     assert 0.99 / 20 < float(standard.weights[0].abs().max()) <= 1 / 20
 
 
@@ -167,7 +166,7 @@ def test_initialisation_scales() -> None:
 )
 def test_bias_policies(bias: str, expected: list[bool]) -> None:
     spec = MLPSpec(inputs=3, widths=(4, 5), bias=bias)  # type: ignore[arg-type]
-    network = initialise(spec, torch.Generator().manual_seed(0))
+    network = spec.initialise(torch.Generator().manual_seed(0))
     assert [value is not None for value in network.biases] == expected
     assert network.is_homogeneous == (bias != "all")
 

@@ -16,8 +16,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from engram.attacks.reconstruction import ViewIteration
 from engram.core.errors import require
-from engram.core.loop import Budget, Metrics, Observer, State, Values, run
+from engram.core.loop import Budget, Metrics, Observer, State, run
 from engram.models.networks import Network
 from engram.models.view import AttackerView
 
@@ -48,7 +49,7 @@ class Found:
 
 
 @dataclass(frozen=True, eq=False)
-class Inversion:
+class Inversion(ViewIteration):
     """The search as an iteration; pixels stay within the range that mean-subtracted ones can have."""
 
     view: AttackerView[Network]
@@ -88,12 +89,6 @@ class Inversion:
             state["images"][rows] = (images.detach() + state["rates"][rows] * slope).clamp(-span, span)
             climbed = climbed + reached.detach()
         return {"loss": -climbed / len(state["images"])}
-
-    def finished(self, metrics: Values) -> bool:
-        return False
-
-    def fingerprint(self) -> str:
-        return repr((self.settings, self.view.task, self.view.input_shape, self.view.network.digest()))
 
     def hint(self) -> str:
         return "the weights may be too large for float32; leave the baselines out"

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.attacks.reconstruction import Reconstruction
+from engram.attacks.reconstruction import Attack, Reconstruction
 from engram.attacks.settings import Buzaglo2023, Haim2022
 from engram.core.errors import require
-from engram.core.loop import Metrics, State, Values
+from engram.core.loop import Metrics, State
 from engram.models.networks import Activation, Network
 from engram.models.tasks import Task
 from engram.models.view import AttackerView
@@ -121,7 +121,7 @@ __all__ = ["Buzaglo2023", "Haim2022", "PublishedScheme"]
 
 
 @dataclass(frozen=True, eq=False)
-class PublishedScheme:
+class PublishedScheme(Attack):
     """L = L_stationary + 5 L_lambda + L_prior, minimised over images [m, ...] and the task's duals.
 
     With `margin_weight` also L_margin, which is ours.
@@ -153,10 +153,6 @@ class PublishedScheme:
             settings.dual_weight,
             "take the settings named regression",
         )
-
-    @property
-    def recipe(self) -> str:
-        return self.settings.recipe
 
     @property
     def total_steps(self) -> int:
@@ -210,13 +206,6 @@ class PublishedScheme:
             momentum.mul_(settings.momentum).add_(gradient)
             state[name] = state[name].detach().sub_(momentum, alpha=rate)
         return {name: value.detach() for name, value in {"loss": loss, **losses}.items()}
-
-    def finished(self, metrics: Values) -> bool:
-        """The papers run all their steps."""
-        return False
-
-    def fingerprint(self) -> str:
-        return repr((self.settings, self.view.task, self.view.input_shape, self.view.network.digest()))
 
     def hint(self) -> str:
         settings = self.settings

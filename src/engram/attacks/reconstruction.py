@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engram.core import files
 from engram.core.errors import CheckpointError
-from engram.core.loop import Iteration, State
+from engram.core.loop import Metrics, State, Values
 from engram.models.networks import Network
 from engram.models.view import AttackerView
 
@@ -85,23 +86,43 @@ class Reconstruction:
         return found
 
 
-class Attack(Iteration, Protocol):
-    """What the published scheme and the engine have in common."""
+class ViewIteration(ABC):
+    """An iteration over what an AttackerView shows; it takes all its steps."""
+
+    view: AttackerView[Network]
+    settings: Any
+    """A frozen dataclass with everything that was chosen."""
+
+    def finished(self, metrics: Values) -> bool:
+        return False
+
+    def fingerprint(self) -> str:
+        return repr((self.settings, self.view.task, self.view.input_shape, self.view.network.digest()))
+
+
+class Attack(ViewIteration):
+    """What the published scheme and the engine have in common: candidates at the end."""
 
     @property
     def recipe(self) -> str:
         """As `engram reconstruct --recipe` spells it."""
+        return str(self.settings.recipe)
 
     @property
-    def view(self) -> AttackerView[Network]: ...
-
-    @property
-    def settings(self) -> Any:
-        """A frozen dataclass with everything that was chosen."""
-
-    @property
+    @abstractmethod
     def total_steps(self) -> int:
         """Steps to the end."""
 
+    @abstractmethod
+    def init(self) -> State: ...
+
+    @abstractmethod
+    def step(self, state: State) -> Metrics: ...
+
+    @abstractmethod
+    def hint(self) -> str:
+        """What a person should change when it diverges."""
+
+    @abstractmethod
     def reconstruction(self, state: State) -> Reconstruction:
         """The candidates of a state."""

@@ -54,10 +54,10 @@ def make_attack(
         require(recipe in (None, settings.recipe), "settings", f"must be those of {recipe}", settings.recipe)
         attack = _built(view, settings)
     else:
-        named, recipe = settings or {}, recipe or Engine.recipe
+        named, recipe = settings or {}, recipe or EngineSettings.recipe
         require(recipe in RECIPES, "recipe", f"must be one of {', '.join(RECIPES)}", recipe)
         attack = _built(view, choose_settings(recipe, view.task, named))
-        if budget is not None and recipe == Engine.recipe and any(name in named for name in PLANNED):
+        if budget is not None and recipe == EngineSettings.recipe and any(name in named for name in PLANNED):
             raise ConfigError("a budget plans steps and restarts itself; give one or the other")
     return fit_to_budget(attack, budget) if budget is not None and isinstance(attack, EngineIteration) else attack
 

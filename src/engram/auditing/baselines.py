@@ -9,9 +9,9 @@ from torch import Tensor
 
 from engram.attacks.inversion import InversionSettings, first_layer_images, invert
 from engram.attacks.reconstruction import Reconstruction
-from engram.auditing.samples import AuditData
 from engram.core.errors import require
 from engram.core.progress import Progress, by_steps, silent
+from engram.data.sets import Split
 from engram.models.networks import Network
 from engram.models.view import AttackerView
 from engram.pipeline import compare, default_protocol
@@ -56,7 +56,7 @@ class Baseline:
 def run_baselines(
     view: AttackerView[Network],
     settings: InversionSettings | None,
-    data: AuditData | None,
+    data: Split | None,
     *,
     progress: Progress = silent,
 ) -> tuple[Baseline, ...]:
@@ -68,16 +68,16 @@ def run_baselines(
     return Baseline("model inversion", found.images, found.outputs, score, asdict(settings)), _weights(view, data)
 
 
-def _weights(view: AttackerView[Network], data: AuditData | None) -> Baseline:
+def _weights(view: AttackerView[Network], data: Split | None) -> Baseline:
     if (dense := view.dense) is None:
         return Baseline("first-layer kernels", view.network.weights[0], None, None, {})
     images = first_layer_images(dense)
     return Baseline("first-layer weights", images, None, _scored(images, data, view.network), {})
 
 
-def _scored(images: Tensor, data: AuditData | None, network: Network) -> ScoreReport | None:
+def _scored(images: Tensor, data: Split | None, network: Network) -> ScoreReport | None:
     if data is None:
         return None
     nothing = images.new_zeros(len(images))
     found = Reconstruction(images.cpu().float(), nothing, nothing.long())
-    return compare(found, data.split, protocol=default_protocol(data.train.images, network))
+    return compare(found, data, protocol=default_protocol(data.train.images, network))

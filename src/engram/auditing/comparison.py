@@ -1,8 +1,9 @@
-"""Candidates judged blind, then beside the owner's records: matches, control, ROC, membership, risks."""
+"""What an audit compares: the records it is given, candidates judged blind, then both beside each other."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from engram.attacks.reconstruction import Reconstruction
 from engram.auditing.examine import Examination, examine
-from engram.auditing.samples import AuditData
+from engram.core.errors import require
+from engram.core.files import aligned
+from engram.data.sets import ImageSet, Split
 from engram.members.boundaries import DensePart
 from engram.members.evidence import Membership, membership_tests
 from engram.models.networks import Network
@@ -20,10 +23,12 @@ from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.pipeline import compare
 from engram.scoring.confidence import Reliability, reliability
+from engram.scoring.match import HIGHER_IS_BETTER, Threshold
 from engram.scoring.report import Count, ScoreReport
 from engram.scoring.roc import Roc, roc
-from engram.scoring.table import HIGHER_IS_BETTER, Threshold
 
+Samples = ImageSet | Sequence[Tensor]
+"""An ImageSet, or (images [n, *shape] in [0, 1], labels [n])."""
 NULL_POINTS = 2000
 BEYOND = 2
 """A candidate on more than twice as many boundaries as any of the random points is no random point."""
@@ -32,6 +37,69 @@ ON_BOUNDARIES = 0.99
 SURE, LIKELY = 0.9, 0.5
 LEARNT = 0.9
 """A model that was trained on the records gets at least this share of them right."""
+
+
+def audit_data(
+    view: AttackerView[Network], train: Samples, held_out: Samples | None, mean: Tensor | None = None
+) -> Split:
+    """Both sets in the model's shape and labels, disjoint; `mean` None is the training mean, as in the papers.
+
+    Without held-out records there is no control: the split holds none.
+    """
+    records = _image_set(view, train, "train")
+    others = records.take(torch.zeros(0, dtype=torch.int64))
+    if held_out is not None:
+        others = _image_set(view, held_out, "held_out")
+        shared = len(_rows(records.images) & _rows(others.images))
+        require(
+            shared == 0,
+            "held_out",
+            "must hold no training record: it is the control",
+            f"{shared} that are in train too",
+            "give records that training never saw",
+        )
+    centre = records.images.mean(0) if mean is None else mean.to(torch.float32)
+    require(
+        tuple(centre.shape) == tuple(view.input_shape),
+        "mean",
+        f"must have the model's input shape {_shape(view.input_shape)}",
+        _shape(centre.shape),
+    )
+    return Split(records, others, centre)
+
+
+def _image_set(view: AttackerView[Network], samples: Samples, name: str) -> ImageSet:
+    if not isinstance(samples, ImageSet):
+        require(len(samples) == 2, name, "must be (images, labels)", f"{len(samples)} parts")
+        images, labels = (torch.as_tensor(part) for part in samples)
+        classes = tuple(map(str, range(view.task.label_count)))
+        require(labels.ndim == 1, name, "must have labels [n]", tuple(labels.shape))
+        samples = ImageSet(aligned(images.detach().cpu().float()), labels.detach().cpu().long(), name, classes)
+    require(len(samples) > 0, name, "must hold at least one record", 0, "choose other data")
+    require(
+        samples.shape == tuple(view.input_shape),
+        name,
+        f"must have the model's input shape {_shape(view.input_shape)}",
+        _shape(samples.shape),
+        "choose the data that the model was trained on, or another input shape",
+    )
+    require(
+        int(samples.labels.max()) < view.task.label_count,
+        name,
+        f"must have labels below {view.task.label_count} for a {view.task.name} task",
+        int(samples.labels.max()),
+        "choose another label map with --labels",
+    )
+    require(bool(samples.images.isfinite().all()), name, "must hold finite numbers", "NaN or infinity")
+    return samples
+
+
+def _rows(images: Tensor) -> set[bytes]:
+    return {row.numpy().tobytes() for row in images.flatten(1)}
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +169,7 @@ class Risk:
 class Comparison:
     """All that needs data; what needs held-out records is None without them, `examination` unless binary."""
 
-    data: AuditData
+    data: Split
     score: ScoreReport
     threshold: Threshold
     """What counts as recovered: NCC > 0.8, or relative L2 < 0.3 where there is no NCC."""
@@ -146,19 +214,20 @@ class Comparison:
 
 
 def compare_with(
-    view: AttackerView[Network], part: DensePart, blind: BlindView, data: AuditData, space: RowSpace
+    view: AttackerView[Network], part: DensePart, blind: BlindView, data: Split, space: RowSpace
 ) -> Comparison:
     """Everything that the data say of the candidates and the weights; `space` is the part's row space."""
-    score = compare(blind.found, data.split, network=view.network)
+    score = compare(blind.found, data, network=view.network)
     threshold = deciding_threshold(score)
     inputs = data.train.images - data.mean
-    unseen = None if data.held_out is None else data.held_out.images - data.mean
+    unseen = data.held_out.images - data.mean if len(data.held_out) else None
     examination = None
     if isinstance(view.task, Binary):
-        others = None if data.held_out is None else data.held_out.images
-        examination = examine(part, space, data.train.images, data.train.labels, data.mean, held_out=others)
+        examination = examine(
+            part, space, data.train.images, data.train.labels, data.mean, held_out=data.held_out.images
+        )
     membership = None
-    if data.held_out is not None and unseen is not None:
+    if unseen is not None:
         own, control = (part.entering(records) for records in (inputs, unseen))
         membership = membership_tests(
             part.view, (own, data.train.labels), (control, data.held_out.labels), width=part.width
@@ -225,8 +294,8 @@ def _row(lists: dict[str, Any], row: int) -> dict[str, Any]:
     return {name: None if column is None else _plain(column[row]) for name, column in lists.items()}
 
 
-def _described(data: AuditData) -> dict[str, Any] | None:
-    return None if data.held_out is None else {"name": data.held_out.name, "records": len(data.held_out)}
+def _described(data: Split) -> dict[str, Any] | None:
+    return {"name": data.held_out.name, "records": len(data.held_out)} if len(data.held_out) else None
 
 
 def _plain(value: Any) -> Any:

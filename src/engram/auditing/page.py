@@ -84,7 +84,7 @@ def candidate_section(record: AuditRecord) -> Section:
         paragraphs.append("The inputs are no images, so there is nothing to show; see reconstruction.safetensors.")
     tables, charts = [], []
     if reliability is not None:
-        paragraphs.append("With data at hand, the confidence can be checked: what was said against what was true.")
+        paragraphs.append("With data, the confidence can be checked: predicted against observed.")
         charts = [confidence_chart(reliability)]
         rows = [(one.k, one.train, one.held_out) for one in reliability.precision]
         heads = ("most confident", "show a training image", "show a held-out image")

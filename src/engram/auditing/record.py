@@ -18,7 +18,7 @@ from engram.core import files
 from engram.models.networks import ConvNetwork, Network
 from engram.models.view import AttackerView
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,16 @@ from engram.attacks.reconstruction import Attack
 from engram.attacks.registry import make_attack
 from engram.attacks.settings import EngineSettings
 from engram.auditing.baselines import Scale, inversion_settings, run_baselines
-from engram.auditing.comparison import blind_view, compare_with
+from engram.auditing.comparison import Samples, audit_data, blind_view, compare_with
 from engram.auditing.inspect import describe
 from engram.auditing.reach import judge
 from engram.auditing.record import AttackSummary, AuditRecord
-from engram.auditing.samples import AuditData, Samples, audit_data
 from engram.auditing.timeline import Timeline
 from engram.auditing.verdict import decide
 from engram.core.errors import ConfigError
 from engram.core.progress import Progress, by_steps, silent
 from engram.core.runs import versions
+from engram.data.sets import Split
 from engram.members.boundaries import dense_part
 from engram.models.open.door import Model, model_name, open_view
 from engram.pipeline import attack, default_protocol
@@ -79,7 +79,7 @@ def audit(
 
 def run_audit(
     chosen: Attack,
-    data: AuditData | None,
+    data: Split | None,
     *,
     inversion: InversionSettings | None,
     name: str,

@@ -11,9 +11,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from engram.attacks.reconstruction import Attack, Reconstruction
 from engram.auditing.comparison import SURE
-from engram.auditing.samples import AuditData
 from engram.core import files
 from engram.core.loop import State, StepClock, Values
+from engram.data.sets import Split
 from engram.pipeline import compare
 from engram.scoring.protocols import ScoringProtocol
 from engram.scoring.report import Count, ScoreReport
@@ -41,7 +41,7 @@ class Timeline:
     """
 
     attack: Attack
-    data: AuditData | None
+    data: Split | None
     protocol: ScoringProtocol | None = None
     path: Path | None = None
     moments: list[Moment] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Timeline:
         before, seconds = self.clock.tick(state)
         if _moments_by(seconds) > _moments_by(before):
             found = self.attack.reconstruction(state)
-            report = None if self.data is None else compare(found, self.data.split, protocol=self.protocol)
+            report = None if self.data is None else compare(found, self.data, protocol=self.protocol)
             self.add(step, seconds, found, report)
         self.clock.tock()
 

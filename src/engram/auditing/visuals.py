@@ -154,14 +154,19 @@ def spectrum_chart(spectrum: Spectrum, layer: str) -> Markup:
 
 
 def confidence_chart(reliability: Reliability) -> Markup:
-    """What was said against what was true."""
-    said, true = [one.said for one in reliability.bins], [one.true for one in reliability.bins]
-    x, y = (Axis(name, 0, 1) for name in ("confidence, as said blind", "share that shows a training image"))
-    listed = "; ".join(f"said {a:.2f}, true {b:.2f}" for a, b in zip(said, true, strict=True))
+    """Predicted against observed."""
+    predicted = [one.predicted for one in reliability.bins]
+    observed = [one.observed for one in reliability.bins]
+    x, y = (
+        Axis(name, 0, 1)
+        for name in ("predicted: confidence, judged blind", "observed: share that shows a training image")
+    )
+    pairs = zip(predicted, observed, strict=True)
+    listed = "; ".join(f"predicted {a:.2f}, observed {b:.2f}" for a, b in pairs)
     series = [
         Series("perfect", [0, 1], [0, 1], kind="dashed", colour=4),
-        Series("candidates", said, true),
-        Series("", said, true, kind="dots"),
+        Series("candidates", predicted, observed),
+        Series("", predicted, observed, kind="dots"),
     ]
     return chart("Reliability of the confidence", x, y, series, summary=listed)
 
@@ -175,7 +180,7 @@ def timeline_chart(record: AuditRecord) -> Markup:
         name = record.comparison.threshold.text
         counts = [moment.counts[name] for moment in moments if moment.counts is not None]
         lines = {f"training, {name}": [count.train for count in counts]}
-        if record.comparison.data.held_out is not None:
+        if len(record.comparison.data.held_out):
             lines[f"held-out, {name}"] = [count.held_out or 0 for count in counts]
     most = max(1.0, *(max(line) for line in lines.values()))
     series = [Series(name, seconds, line, colour=index) for index, (name, line) in enumerate(lines.items())]

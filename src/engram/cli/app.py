@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engram.cli import audit, bench, data, demo, inspect, reconstruct, reproduce, score, sweep, train, watch
+from engram.cli import audit, data, inspect, reconstruct, reproduce, score, sweep, train, watch
 
 app = typer.Typer(
     name="engram",
@@ -38,7 +38,7 @@ def _root(
     pass
 
 
-app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
+app.command("demo", epilog=audit.DEMO_EXAMPLES)(audit.demo)
 app.command("audit", epilog=audit.EXAMPLES)(audit.audit)
 app.add_typer(data.app, name="data")
 app.command("train", epilog=train.EXAMPLES)(train.train)
@@ -48,7 +48,6 @@ app.command("watch", epilog=watch.EXAMPLES)(watch.watch)
 app.command("score", epilog=score.EXAMPLES)(score.score)
 app.command("sweep", epilog=sweep.EXAMPLES)(sweep.sweep)
 app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)
-app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
 
 
 def _spin_briefly() -> None:

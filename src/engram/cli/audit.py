@@ -1,42 +1,25 @@
-"""`engram audit`: one command, one report that a person can act on."""
+"""`engram audit`: one command, one report that a person can act on; `engram demo`: an audit of real faces."""
 
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engram.cli import options as opt
 from engram.cli.bars import progress_bar
-from engram.cli.options import (
-    Arch,
-    AskedData,
-    Classes,
-    DataName,
-    DataRoot,
-    DataSeed,
-    Device,
-    InputShape,
-    Labels,
-    Model,
-    Number,
-    Resume,
-    SnapshotEvery,
-    TaskName,
-    Time,
-    WithData,
-    check_device,
-    parse_seconds,
-)
 from engram.cli.resume import remember, remembered
+from engram.cli.score import show_report, write_pairs
 
 if TYPE_CHECKING:
     from engram.auditing.record import AuditRecord
-    from engram.auditing.samples import AuditData
     from engram.data.choice import DataChoice
-    from engram.data.sets import ImageSet
+    from engram.data.sets import ImageSet, Split
     from engram.models.networks import Network
     from engram.models.view import AttackerView
 
@@ -50,34 +33,20 @@ EXAMPLES = (
 )
 
 
-DATA_OPTIONS = (
-    "data",
-    "n",
-    "labels",
-    "classes",
-    "data_seed",
-    "with_data",
-    "held_out",
-    "held_out_n",
-    "mean",
-    "data_root",
-)
-
-
 def audit(
     context: typer.Context,
-    model: Model,
+    model: opt.Model,
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory for the report and the run's files.")],
-    input_shape: InputShape = None,
-    arch: Arch = None,
-    task: TaskName = None,
-    data: DataName = None,
-    n: Number = None,
-    labels: Labels = None,
-    classes: Classes = None,
-    data_root: DataRoot = None,
-    data_seed: DataSeed = None,
-    with_data: WithData = False,
+    input_shape: opt.InputShape = None,
+    arch: opt.Arch = None,
+    task: opt.TaskName = None,
+    data: opt.DataName = None,
+    n: opt.Number = None,
+    labels: opt.Labels = None,
+    classes: opt.Classes = None,
+    data_root: opt.DataRoot = None,
+    data_seed: opt.DataSeed = None,
+    with_data: opt.WithData = False,
     held_out: Annotated[
         str | None,
         typer.Option(
@@ -94,7 +63,7 @@ def audit(
         str,
         typer.Option("--mean", help="Mean subtracted from inputs: train (the training mean) or zero."),
     ] = "train",
-    budget: Time = None,
+    budget: opt.Time = None,
     baselines: Annotated[
         str,
         typer.Option("--baselines", help="Model inversion and weights beside the attack: none, quick or full."),
@@ -105,9 +74,9 @@ def audit(
     fail_on_leak: Annotated[
         bool, typer.Option("--fail-on-leak", help="Exit with 3 if a leak is found or suspected, for use in CI.")
     ] = False,
-    device: Device = "cpu",
-    resume: Resume = False,
-    snapshot_every: SnapshotEvery = 20.0,
+    device: opt.Device = "cpu",
+    resume: opt.Resume = False,
+    snapshot_every: opt.SnapshotEvery = 20.0,
 ) -> None:
     """Inspect, attack, score and judge a model, and write one report.
 
@@ -124,9 +93,9 @@ def audit(
     given = remembered(context, out, resume=resume)
     view = open_view(model, input_shape=given["input_shape"], task=given["task"], arch=given["arch"])
     inversion = inversion_settings(given["baselines"], given["images"])
-    compared = chosen_data(model, view, **{name: given[name] for name in DATA_OPTIONS})
-    seconds = None if budget is None else parse_seconds(budget)
-    chosen = make_attack(view.to(check_device(device)), budget=seconds, resume_from=out if resume else None)
+    compared = chosen_data(model, view, given)
+    seconds = None if budget is None else opt.parse_seconds(budget)
+    chosen = make_attack(view.to(opt.check_device(device)), budget=seconds, resume_from=out if resume else None)
     remember(given, out, resume=resume)
     with progress_bar() as progress:
         record = run_audit(
@@ -158,37 +127,27 @@ def show(record: AuditRecord, out: Path) -> None:
 NO_CONTROL = "none"
 
 
-def chosen_data(
-    model: Path,
-    view: AttackerView[Network],
-    *,
-    data: str | None,
-    n: int | None,
-    labels: str | None,
-    classes: int | None,
-    data_seed: int | None,
-    with_data: bool,
-    held_out: str | None,
-    held_out_n: int | None,
-    mean: str,
-    data_root: Path | None,
-) -> AuditData | None:
+def chosen_data(model: Path, view: AttackerView[Network], given: Mapping[str, Any]) -> Split | None:
     """Training records and their control, or None for the blind mode; options that do nothing are refused."""
     import torch
 
-    from engram.auditing.samples import audit_data
+    from engram.auditing.comparison import audit_data
     from engram.core.errors import ConfigError, require
 
-    require(mean in ("train", "zero"), "--mean", "must be train or zero", mean)
-    asked = AskedData(data=data, n=n, labels=labels, classes=classes, data_seed=data_seed, with_data=with_data)
-    choice = asked.choice(model, view.task.name)
+    require(given["mean"] in ("train", "zero"), "--mean", "must be train or zero", given["mean"])
+    choice = opt.AskedData.of(given).choice(model, view.task.name)
+    has_zero_mean = given["mean"] == "zero"
     if choice is None:
-        control = {"--held-out": held_out, "--held-out-n": held_out_n, "--mean": None if mean == "train" else mean}
+        control = {
+            "--held-out": given["held_out"],
+            "--held-out-n": given["held_out_n"],
+            "--mean": has_zero_mean or None,
+        }
         if stray := [name for name, value in control.items() if value is not None]:
             raise ConfigError(f"{', '.join(stray)} goes with --data; give --data NAME -n NUMBER too")
         return None
-    train, unseen = _loaded(choice, held_out, held_out_n, data_root)
-    return audit_data(view, train, unseen, torch.zeros(view.input_shape) if mean == "zero" else None)
+    train, unseen = _loaded(choice, given["held_out"], given["held_out_n"], given["data_root"])
+    return audit_data(view, train, unseen, torch.zeros(view.input_shape) if has_zero_mean else None)
 
 
 def _loaded(
@@ -216,3 +175,66 @@ def _loaded(
         raise ConfigError(f"--held-out {held_out} has no image of every class; choose other data")
     wanted = min(choice.n, available) if held_out_n is None else held_out_n
     return train, replace(others, n=wanted).load(root, held_out=0).train
+
+
+DEMO_EXAMPLES = "Example: engram demo -o runs/demo"
+
+
+def demo(
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="Directory for the target, the audit and the picture.")
+    ] = Path("runs/demo"),
+) -> None:
+    """Train a door's access classifier on 50 faces, then audit it: which faces do its weights give away?"""
+    from engram.attacks.registry import make_attack
+    from engram.attacks.settings import EngineSettings
+    from engram.auditing.baselines import inversion_settings
+    from engram.auditing.comparison import audit_data
+    from engram.auditing.run import run_audit
+    from engram.models.open.door import open_view
+    from engram.models.tasks import Binary
+    from engram.pipeline import build_target
+    from engram.training.presets import GATE
+    from engram.training.recipe import training_progress
+
+    target_directory, audit_directory = out / "target", out / "audit"
+    for old in (target_directory, audit_directory):
+        shutil.rmtree(old, ignore_errors=True)
+    typer.echo(f"1. A door's access classifier learns {GATE.data.n} faces: who is admitted, who is not.")
+    data = GATE.data.load()
+    with progress_bar() as progress:
+        build_target(
+            GATE.data,
+            GATE.network,
+            GATE.recipe,
+            Binary(),
+            directory=target_directory,
+            observers=[training_progress(progress, GATE.recipe)],
+            data=data,
+        )
+    typer.echo("2. An attacker gets its weights, and nothing else, and attacks.")
+    view = open_view(target_directory)
+    with progress_bar() as progress:
+        record = run_audit(
+            make_attack(view, settings=EngineSettings(restarts=4, steps=400)),
+            audit_data(view, data.train, data.held_out),
+            inversion=inversion_settings("quick"),
+            name=str(target_directory),
+            directory=audit_directory,
+            progress=progress,
+            command="engram demo",
+        )
+    typer.echo(f"   {record.attack.message}, {record.attack.seconds:.0f} s")
+    typer.echo("3. We compare with the faces, and with faces that the classifier never saw.")
+    assert record.comparison is not None
+    report = record.comparison.score
+    show_report(report)
+    count = record.comparison.count
+    typer.echo(
+        f"{count.train} of the {len(report.train)} faces were read out of the weights; "
+        f"of {GATE.data.n} faces that it never saw, {count.held_out}."
+    )
+    picture = out / "faces.png"
+    write_pairs(picture, report, data, best=50)
+    show(record, audit_directory)
+    typer.echo(f"Open {picture}: each face read out of the weights above the real one.")

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from engram.cli import options as opt
 from engram.cli.bars import progress_bar
-from engram.cli.options import AsJson, Classes, DataRoot
 
 app = typer.Typer(help="List, fetch and look at data sets.", no_args_is_help=True)
 
@@ -21,8 +21,8 @@ NameOrPath = Annotated[
 
 @app.command("list", epilog="Example: engram data list --data-root ~/datasets")
 def list_sets(
-    data_root: DataRoot = None,
-    as_json: AsJson = False,
+    data_root: opt.DataRoot = None,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Show every data set that engram knows, and whether it is here."""
     rows = _rows(data_root)
@@ -43,7 +43,7 @@ def list_sets(
 
 
 @app.command("get", epilog="Example: engram data get mnist")
-def get(name: Name, data_root: DataRoot = None) -> None:
+def get(name: Name, data_root: opt.DataRoot = None) -> None:
     """Download a published data set and check it; a cut-off download is resumed where it stopped."""
     from engram.data.catalog import CATALOG
     from engram.data.catalog import data_root as resolve
@@ -63,10 +63,10 @@ def get(name: Name, data_root: DataRoot = None) -> None:
 @app.command("show", epilog="Example: engram data show faces --labels gate -n 40 -o gate.png")
 def show(
     name: NameOrPath,
-    data_root: DataRoot = None,
+    data_root: opt.DataRoot = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="PNG file to write.")] = Path("sheet.png"),
     labels: Annotated[str, typer.Option("--labels", metavar="MAP", help="Label map to group by.")] = "identity",
-    classes: Classes = None,
+    classes: opt.Classes = None,
     n: Annotated[int, typer.Option("-n", min=1, help="About how many images to draw.")] = 100,
 ) -> None:
     """Draw a contact sheet: the first images of each class under its name."""

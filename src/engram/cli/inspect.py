@@ -9,22 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engram.cli import options as opt
 from engram.cli.bars import progress_bar
-from engram.cli.options import (
-    Arch,
-    AsJson,
-    AskedData,
-    Classes,
-    DataName,
-    DataRoot,
-    DataSeed,
-    InputShape,
-    Labels,
-    Model,
-    Number,
-    TaskName,
-    WithData,
-)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,17 +29,17 @@ EXAMPLES = (
 
 
 def inspect(
-    model: Model,
-    input_shape: InputShape = None,
-    arch: Arch = None,
-    task: TaskName = None,
-    data: DataName = None,
-    n: Number = None,
-    labels: Labels = None,
-    classes: Classes = None,
-    data_root: DataRoot = None,
-    data_seed: DataSeed = None,
-    with_data: WithData = False,
+    model: opt.Model,
+    input_shape: opt.InputShape = None,
+    arch: opt.Arch = None,
+    task: opt.TaskName = None,
+    data: opt.DataName = None,
+    n: opt.Number = None,
+    labels: opt.Labels = None,
+    classes: opt.Classes = None,
+    data_root: opt.DataRoot = None,
+    data_seed: opt.DataSeed = None,
+    with_data: opt.WithData = False,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -63,7 +49,7 @@ def inspect(
             help="Draw the spectrum (with convolutions: the kernels); with data also ceiling and duals.",
         ),
     ] = None,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Show a model's layers, what training wrote into them, and whether the attack can work with it.
 
@@ -80,7 +66,7 @@ def inspect(
 
     require(plot is None or plot.suffix == ".png", "--plot", "must end in .png", str(plot))
     view = open_view(model, input_shape=input_shape, task=task, arch=arch)
-    asked = AskedData(
+    asked = opt.AskedData(
         data=data,
         n=n if data is not None or with_data else None,
         labels=labels,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -165,6 +166,11 @@ class AskedData:
             raise ConfigError(f"{', '.join(given)} goes with --data; give --data NAME -n NUMBER too")
         if self.data is not None and self.n is None:
             raise ConfigError("--data needs -n, the number of training images, e.g. -n 500")
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> AskedData:
+        """From the options of a command by name."""
+        return cls(**{field.name: options[field.name] for field in fields(cls) if field.name in options})
 
     def choice(self, model: Path | None, task: str) -> DataChoice | None:
         """The data for a model and its task; None where no data were asked for."""

@@ -7,21 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engram.cli import options as opt
 from engram.cli.bars import progress_bar
-from engram.cli.options import (
-    Arch,
-    Device,
-    InputShape,
-    Model,
-    Resume,
-    Set,
-    SnapshotEvery,
-    TaskName,
-    Time,
-    check_device,
-    parse_bytes,
-    parse_seconds,
-)
 from engram.cli.resume import remember, remembered
 
 if TYPE_CHECKING:
@@ -38,11 +25,11 @@ ENGINE, PUBLISHED = "engine only", "haim2022 and buzaglo2023 only"
 
 def reconstruct(
     context: typer.Context,
-    model: Model,
+    model: opt.Model,
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory of the run.")],
-    input_shape: InputShape = None,
-    arch: Arch = None,
-    task: TaskName = None,
+    input_shape: opt.InputShape = None,
+    arch: opt.Arch = None,
+    task: opt.TaskName = None,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -55,10 +42,10 @@ def reconstruct(
         int | None, typer.Option("--candidates", "-m", help="How many; the engine derives it from the weights.")
     ] = None,
     steps: Annotated[int | None, typer.Option("--steps", help="Steps (engine: of each restart).")] = None,
-    budget: Time = None,
+    budget: opt.Time = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of the start.")] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="float32 or float64 (the papers').")] = None,
-    settings: Set = None,
+    settings: opt.Set = None,
     restarts: Annotated[
         int | None, typer.Option("--restarts", help="Independent starts, pooled.", rich_help_panel=ENGINE)
     ] = None,
@@ -85,9 +72,9 @@ def reconstruct(
             rich_help_panel=PUBLISHED,
         ),
     ] = None,
-    device: Device = "cpu",
-    resume: Resume = False,
-    snapshot_every: SnapshotEvery = 20.0,
+    device: opt.Device = "cpu",
+    resume: opt.Resume = False,
+    snapshot_every: opt.SnapshotEvery = 20.0,
 ) -> None:
     """Reconstruct training images from the weights alone; needs no training data."""
     from engram.attacks.registry import make_attack
@@ -97,9 +84,9 @@ def reconstruct(
 
     given = remembered(context, out, resume=resume)
     view = open_view(model, input_shape=given["input_shape"], task=given["task"], arch=given["arch"])
-    seconds = None if budget is None else parse_seconds(budget)
+    seconds = None if budget is None else opt.parse_seconds(budget)
     chosen = make_attack(
-        view.to(check_device(device)),
+        view.to(opt.check_device(device)),
         given["recipe"],
         _settings(given, view.task),
         budget=seconds,
@@ -143,7 +130,7 @@ def _settings(given: dict[str, Any], task: Task) -> dict[str, Any]:
         parsed = {
             "restarts": given["restarts"],
             "prior": _prior(given["prior"]),
-            "memory": None if given["memory"] is None else parse_bytes(given["memory"]),
+            "memory": None if given["memory"] is None else opt.parse_bytes(given["memory"]),
         }
         chosen |= {name: value for name, value in parsed.items() if value is not None}
     for text in given["settings"] or ():

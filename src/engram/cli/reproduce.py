@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engram.cli import options as opt
 from engram.cli.bars import progress_bar
-from engram.cli.options import DataRoot, Device, check_device
 
 if TYPE_CHECKING:
     from engram.papers.cases import Setting
@@ -48,8 +48,8 @@ def reproduce(
     ] = None,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Keep and reuse targets by content.")] = True,
     show_list: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
-    data_root: DataRoot = None,
-    device: Device = "cpu",
+    data_root: opt.DataRoot = None,
+    device: opt.Device = "cpu",
 ) -> None:
     """Train, attack, score and draw experiments of the papers; a killed run goes on with the same command."""
     from engram.core.errors import ConfigError
@@ -69,7 +69,7 @@ def reproduce(
     from engram.training.target import TargetCache, cache_root
 
     means = Means(
-        device=check_device(device),
+        device=opt.check_device(device),
         data_root=data_root,
         cache=TargetCache(cache_root()) if cache else None,
     )

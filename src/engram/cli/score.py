@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.cli.options import AskedData, Classes, DataName, DataRoot, DataSeed, Labels, Number, card_data
+from engram.cli import options as opt
 
 if TYPE_CHECKING:
     from engram.data.choice import DataChoice
@@ -28,12 +28,12 @@ CONFIDENT = 20
 
 def score(
     run: Annotated[Path, typer.Argument(help="A directory of `engram reconstruct`.")],
-    data: DataName = None,
-    n: Number = None,
-    labels: Labels = None,
-    classes: Classes = None,
-    data_root: DataRoot = None,
-    data_seed: DataSeed = None,
+    data: opt.DataName = None,
+    n: opt.Number = None,
+    labels: opt.Labels = None,
+    classes: opt.Classes = None,
+    data_root: opt.DataRoot = None,
+    data_seed: opt.DataSeed = None,
     protocol: Annotated[
         str | None,
         typer.Option(
@@ -71,7 +71,7 @@ def score(
     if assignment not in ("nearest", "one-to-one"):
         raise ConfigError(f"--assignment must be nearest or one-to-one, got {assignment!r}")
     found = Reconstruction.load(RunDirectory(run).reconstruction)
-    asked = AskedData(data=data, n=n, labels=labels, classes=classes, data_seed=data_seed)
+    asked = opt.AskedData(data=data, n=n, labels=labels, classes=classes, data_seed=data_seed)
     choice, network = _data_choice(run, asked)
     split = choice.load(data_root)
     is_image = split.train.images.ndim == 4
@@ -142,7 +142,7 @@ def write_pairs(path: Path, report: ScoreReport, split: Split, best: int) -> Non
     write_bytes(path, pairs_figure(pairs, title=title))
 
 
-def _data_choice(run: Path, asked: AskedData) -> tuple[DataChoice, Network | None]:
+def _data_choice(run: Path, asked: opt.AskedData) -> tuple[DataChoice, Network | None]:
     """The data named by the options, else by the card of the model that the run attacked."""
     from engram.core.errors import EngramError
     from engram.core.runs import read_record
@@ -155,4 +155,4 @@ def _data_choice(run: Path, asked: AskedData) -> tuple[DataChoice, Network | Non
     except EngramError:
         network = None  # the model was moved: its outputs are left out of the table
     named = asked.choice(model, str(record.get("task", "")))
-    return named or card_data(model, "a score without --data"), network
+    return named or opt.card_data(model, "a score without --data"), network

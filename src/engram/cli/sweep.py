@@ -8,23 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.options import (
-    Arch,
-    AsJson,
-    AskedData,
-    Classes,
-    DataName,
-    DataRoot,
-    DataSeed,
-    Device,
-    InputShape,
-    Labels,
-    Number,
-    Set,
-    TaskName,
-    WithData,
-    parse_seconds,
-)
+from engram.cli import options as opt
 
 if TYPE_CHECKING:
     from engram.models.tasks import Task
@@ -59,7 +43,7 @@ def sweep(
             "TOML file.",
         ),
     ] = None,
-    settings: Set = None,
+    settings: opt.Set = None,
     sampler: Annotated[
         str, typer.Option("--sampler", help="random (repeatable), tpe or gp (learn from trials).")
     ] = "random",
@@ -76,9 +60,9 @@ def sweep(
         str | None,
         typer.Option("--budget", help="Time for all trials, 25m or 2h: cuts their steps, and says by how much."),
     ] = None,
-    input_shape: InputShape = None,
-    task: TaskName = None,
-    arch: Arch = None,
+    input_shape: opt.InputShape = None,
+    task: opt.TaskName = None,
+    arch: opt.Arch = None,
     targets: Annotated[
         bool, typer.Option("--targets", help="Audit several models; one table compares them.")
     ] = False,
@@ -88,7 +72,7 @@ def sweep(
     listed: Annotated[
         bool, typer.Option("--list", help="Only show the finished trials of the sweep in MODEL's place.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -116,7 +100,7 @@ def sweep(
         float | None,
         typer.Option("--gpus-per-trial", help="With --ray; 0 by default.", rich_help_panel=WHERE),
     ] = None,
-    device: Device = "cpu",
+    device: opt.Device = "cpu",
     oracle: Annotated[
         bool,
         typer.Option(
@@ -124,13 +108,13 @@ def sweep(
             help="Judge trials by good images, counted with data; no attacker could.",
         ),
     ] = False,
-    with_data: WithData = False,
-    data: DataName = None,
-    n: Number = None,
-    labels: Labels = None,
-    classes: Classes = None,
-    data_root: DataRoot = None,
-    data_seed: DataSeed = None,
+    with_data: opt.WithData = False,
+    data: opt.DataName = None,
+    n: opt.Number = None,
+    labels: opt.Labels = None,
+    classes: opt.Classes = None,
+    data_root: opt.DataRoot = None,
+    data_seed: opt.DataSeed = None,
     tensorboard: Annotated[
         Path | None, typer.Option("--tensorboard", help="Also write event files here.", rich_help_panel=WATCH)
     ] = None,
@@ -159,7 +143,7 @@ def sweep(
         raise ConfigError(f"got {len(found)} models; give one, or --targets to audit them all")
     from engram.cli.sweep_run import Opening, Trackers, run_fleet, run_one
 
-    asked = AskedData(data=data, n=n, labels=labels, classes=classes, data_seed=data_seed, with_data=with_data)
+    asked = opt.AskedData(data=data, n=n, labels=labels, classes=classes, data_seed=data_seed, with_data=with_data)
     spec_for = partial(
         chosen_spec,
         space=space,
@@ -172,7 +156,7 @@ def sweep(
     )
     opening = Opening(spec_for, input_shape, task, arch, asked, data_root, oracle, storage, device, resume)
     trackers = Trackers(tensorboard, wandb)
-    seconds = None if budget is None else parse_seconds(budget)
+    seconds = None if budget is None else opt.parse_seconds(budget)
     if seconds is not None and (targets or storage is not None):
         raise ConfigError("--budget plans for one model and one machine; give --set steps=NUMBER instead")
     executor = chosen_executor(jobs, ray, cpus, gpus, device)

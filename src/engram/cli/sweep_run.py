@@ -12,8 +12,8 @@ from typing import Any
 import typer
 
 from engram.auditing.verdict import sweep_verdict
+from engram.cli import options as opt
 from engram.cli.bars import progress_bar
-from engram.cli.options import AskedData, card_data
 from engram.cli.score import show_report
 from engram.core.errors import ConfigError, EngramError
 from engram.core.files import write_bytes, write_json
@@ -25,7 +25,6 @@ from engram.models.open.door import open_view
 from engram.models.tasks import Task
 from engram.models.view import AttackerView
 from engram.render.html import render
-from engram.render.plots import sweep_figure
 from engram.sweep.executors import Executor, plan_steps, with_steps
 from engram.sweep.page import sweep_page
 from engram.sweep.space import SweepSpec
@@ -42,7 +41,7 @@ class Opening:
     input_shape: str | None
     task: str | None
     arch: str | None
-    data: AskedData
+    data: opt.AskedData
     data_root: Path | None
     oracle: bool
     storage: str | None
@@ -67,7 +66,7 @@ class Opening:
         view = self._view(model)
         choice = self.data.choice(model, view.task.name)
         if choice is None and self.oracle:
-            choice = card_data(model, "--oracle")
+            choice = opt.card_data(model, "--oracle")
         data = None if choice is None else choice.load(self.data_root)
         if data is not None and data.train.shape != view.input_shape:
             raise ConfigError(
@@ -134,7 +133,6 @@ def concluded(sweep: Sweep, data: Split | None) -> Conclusion:
     """Pool, score, write everything, draw; with a bar."""
     with progress_bar() as progress:
         conclusion = conclude(sweep, data, progress=progress)
-    write_bytes(sweep.directory / "sweep.png", sweep_figure(conclusion.summary))
     page = sweep_page(conclusion, None if data is None else data.train)
     write_bytes(sweep.directory / "sweep.html", render(page).encode())
     return conclusion

@@ -7,22 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engram.cli import options as opt
 from engram.cli.bars import progress_bar
-from engram.cli.options import (
-    AskedData,
-    Classes,
-    DataName,
-    DataRoot,
-    DataSeed,
-    Device,
-    Labels,
-    Number,
-    Resume,
-    SnapshotEvery,
-    TaskName,
-    check_device,
-    parse_widths,
-)
 from engram.cli.resume import is_given, remember, remembered
 
 if TYPE_CHECKING:
@@ -61,13 +47,13 @@ def train(
         bool | None,
         typer.Option("--cache/--no-cache", help="Keep and reuse targets by content; on for presets."),
     ] = None,
-    data: DataName = None,
-    n: Number = None,
-    task: TaskName = None,
-    labels: Labels = None,
-    classes: Classes = None,
-    data_root: DataRoot = None,
-    data_seed: DataSeed = None,
+    data: opt.DataName = None,
+    n: opt.Number = None,
+    task: opt.TaskName = None,
+    labels: opt.Labels = None,
+    classes: opt.Classes = None,
+    data_root: opt.DataRoot = None,
+    data_seed: opt.DataSeed = None,
     widths: Annotated[
         str | None, typer.Option("--widths", help="Hidden layers; 1000,1000 where nothing is said.")
     ] = None,
@@ -122,9 +108,9 @@ def train(
     ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="float32 or float64.")] = "float32",
     seed: Annotated[int, typer.Option("--seed", help="Seed of initialisation and batches.")] = 0,
-    device: Device = "cpu",
-    resume: Resume = False,
-    snapshot_every: SnapshotEvery = 20.0,
+    device: opt.Device = "cpu",
+    resume: opt.Resume = False,
+    snapshot_every: opt.SnapshotEvery = 20.0,
 ) -> None:
     """Train a ReLU network, fully-connected or with convolutions, as the papers do and write it with its card."""
     from engram.core.errors import ConfigError
@@ -160,19 +146,6 @@ def train(
 
 # what goes with --preset; all else is the preset's own
 BESIDE_PRESET = {"out", "preset", "scale", "cache", "data_root", "seed", "device", "resume", "snapshot_every"}
-DATA_OPTIONS = ("data", "n", "labels", "classes", "data_seed")
-RECIPE_OPTIONS = (
-    "lr",
-    "epochs",
-    "loss_threshold",
-    "gradient_threshold",
-    "batch",
-    "weight_decay",
-    "normalise_below",
-    "forget",
-    "dtype",
-    "seed",
-)
 
 
 def list_presets() -> None:
@@ -199,6 +172,8 @@ def refuse_beside_preset(context: typer.Context) -> None:
 
 def plan_by_options(**options: Any) -> tuple[Plan, Split]:
     """The plan that the options describe, and its data."""
+    from dataclasses import fields
+
     from engram.core.errors import ConfigError
     from engram.models.tasks import task_named
     from engram.training.presets import Plan
@@ -209,9 +184,10 @@ def plan_by_options(**options: Any) -> tuple[Plan, Split]:
     if options["widths"] is not None and options["arch"] is not None:
         raise ConfigError("--widths and --arch each describe the whole network; give one of them")
     task = options["task"] or "binary"
-    choice = AskedData(**{name: options[name] for name in DATA_OPTIONS}).choice(None, task)
+    choice = opt.AskedData.of(options).choice(None, task)
     assert choice is not None
-    recipe = Recipe(**{name: options[name] for name in RECIPE_OPTIONS}, flow=_flow(options))
+    named = {field.name: options[field.name] for field in fields(Recipe) if field.name != "flow"}
+    recipe = Recipe(**named, flow=_flow(options))
     data = choice.load(options["data_root"])
     network = _network(options, data.train.shape, task_named(task, len(data.train.classes)).outputs)
     return Plan(data=choice, network=network, recipe=recipe, task=task), data
@@ -244,7 +220,7 @@ def make(
             task_named(plan.task, plan.network.outputs),
             root=data_root,
             directory=out,
-            device=check_device(device),
+            device=opt.check_device(device),
             resume=resume,
             snapshot_every=snapshot_every,
             observers=[training_progress(progress, plan.recipe)],
@@ -275,7 +251,7 @@ def _network(options: dict[str, Any], shape: tuple[int, ...], outputs: int) -> M
     if options["arch"] is None:
         return MLPSpec(
             inputs=math.prod(shape),
-            widths=parse_widths(options["widths"] or "1000,1000"),
+            widths=opt.parse_widths(options["widths"] or "1000,1000"),
             outputs=outputs,
             bias=options["bias"],
             first_layer_std=std,

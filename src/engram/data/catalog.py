@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,45 +24,6 @@ def data_root(explicit: Path | None = None) -> Path:
     return Path(chosen).expanduser()
 
 
-# Sources are imported when one is asked for: listing the catalogue must not wait for torch.
-
-
-def _faces(root: Path, train: bool) -> ImageSet:
-    from engram.data.readers import load_faces
-
-    return load_faces()
-
-
-def _circle(root: Path, train: bool) -> ImageSet:
-    from engram.data.readers import load_circle
-
-    return load_circle()
-
-
-def _mnist(root: Path, train: bool) -> ImageSet:
-    from engram.data.readers import load_idx
-
-    return load_idx(root, "MNIST", train)
-
-
-def _fashion(root: Path, train: bool) -> ImageSet:
-    from engram.data.readers import load_idx
-
-    return load_idx(root, "FashionMNIST", train)
-
-
-def _cifar10(root: Path, train: bool) -> ImageSet:
-    from engram.data.readers import load_cifar
-
-    return load_cifar(root, "cifar10", train)
-
-
-def _cifar100(root: Path, train: bool) -> ImageSet:
-    from engram.data.readers import load_cifar
-
-    return load_cifar(root, "cifar100", train)
-
-
 @dataclass(frozen=True)
 class Entry:
     """One data set: `signs` are files under the data root of which any one shows that it is there."""
@@ -71,7 +31,6 @@ class Entry:
     name: str
     description: str
     labels: str  # the label map that fits it best
-    load: Callable[[Path, bool], ImageSet]
     signs: tuple[str, ...] = ()
 
     @property
@@ -93,34 +52,30 @@ _IDX = "raw/train-images-idx3-ubyte"
 CATALOG: dict[str, Entry] = {
     entry.name: entry
     for entry in (
-        Entry("faces", "100 faces and 100 non-faces, 25×25 gray", "face", _faces),
-        Entry("circle", "20 points on the unit circle", "identity", _circle),
+        Entry("faces", "100 faces and 100 non-faces, 25×25 gray", "face"),
+        Entry("circle", "20 points on the unit circle", "identity"),
         Entry(
             "mnist",
             "handwritten digits, 28×28 gray",
             "odd-even",
-            _mnist,
             (f"MNIST/{_IDX}", f"MNIST/{_IDX}.gz"),
         ),
         Entry(
             "fashion-mnist",
             "ten kinds of clothing, 28×28 gray",
             "identity",
-            _fashion,
             (f"FashionMNIST/{_IDX}", f"FashionMNIST/{_IDX}.gz"),
         ),
         Entry(
             "cifar10",
             "photographs of animals and vehicles, 32×32 RGB",
             "vehicles-animals",
-            _cifar10,
             ("cifar-10-batches-py/data_batch_1", "cifar-10-batches-bin/data_batch_1.bin"),
         ),
         Entry(
             "cifar100",
             "photographs of a hundred things, 32×32 RGB",
             "identity",
-            _cifar100,
             ("cifar-100-python/train", "cifar-100-binary/train.bin"),
         ),
     )
@@ -136,7 +91,9 @@ def load(name: str, *, root: Path | None = None, train: bool = True) -> ImageSet
     if name in CATALOG:
         entry = CATALOG[name]
         require(train or entry.has_test, "train", f"must be True for {name}, which has no test split", train)
-        return entry.load(data_root(root), train)
+        from engram.data.readers import READERS  # here, since listing the catalogue must not wait for torch
+
+        return READERS[name](data_root(root), train)
     kind, path = _own_data(name)
     require(train, "train", f"must be True for {kind}:{path}, which has no test split", train)
     if kind == "npz":

@@ -6,6 +6,7 @@ import gzip
 import math
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,8 @@ from engram.core.errors import DataError, require
 from engram.data.safe_pickle import read_pickle
 from engram.data.sets import ImageSet, numbered, to_unit, within_bound
 
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
 
 def missing(name: str, looked_for: Path) -> DataError:
     """The error for a data set whose files are not there: where they were sought and three ways out."""
@@ -27,7 +30,6 @@ def missing(name: str, looked_for: Path) -> DataError:
 
 
 Folder = Literal["MNIST", "FashionMNIST"]
-IdxBytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 FASHION = (
     "T-shirt",
@@ -57,7 +59,7 @@ def load_idx(root: Path, folder: Folder, train: bool) -> ImageSet:
     return ImageSet(to_unit(images)[:, None], torch.from_numpy(labels.astype(np.int64)), name, classes)
 
 
-def read_idx(path: Path, dims: int) -> IdxBytes:
+def read_idx(path: Path, dims: int) -> Bytes:
     """One IDX file of unsigned bytes: magic 0 0 8 dims, big-endian sizes, then exactly that many bytes."""
     cure = "delete it and fetch or copy it again"
     try:
@@ -88,7 +90,6 @@ def _find(name: str, plain: Path) -> Path:
 
 
 Name = Literal["cifar10", "cifar100"]
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Batch = tuple[Bytes, list[int]]
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -204,3 +205,14 @@ def load_faces() -> ImageSet:
     pixels = lfw_subset()  # type: ignore[no-untyped-call]
     images = torch.tensor(pixels, dtype=torch.float32)[:, None]
     return ImageSet(images, torch.arange(len(images)) // 100, "faces", ("face", "non-face"))
+
+
+READERS: dict[str, Callable[[Path, bool], ImageSet]] = {
+    "faces": lambda root, train: load_faces(),
+    "circle": lambda root, train: load_circle(),
+    "mnist": lambda root, train: load_idx(root, "MNIST", train),
+    "fashion-mnist": lambda root, train: load_idx(root, "FashionMNIST", train),
+    "cifar10": lambda root, train: load_cifar(root, "cifar10", train),
+    "cifar100": lambda root, train: load_cifar(root, "cifar100", train),
+}
+"""By the names of the catalogue: from the data root, and whether the training images are wanted, to the images."""

@@ -76,24 +76,6 @@ class Fig2:
             f"of {len(self.final)} reconstructed ones"
         )
 
-    def to_json(self) -> dict[str, Any]:
-        card = self.target.card
-        assert card is not None
-        return {
-            "experiment": "haim/fig2",
-            "paper": "all 20 recovered",
-            "recovered_within_0.1": int((self.distances < 0.1).sum()),
-            "recovered_within_0.05": int((self.distances < 0.05).sum()),
-            "distances": self.distances.tolist(),
-            "points_after_pruning": len(self.pruned),
-            "points_after_deduplication": len(self.final),
-            "train_loss": card.train.loss,
-            "smallest_margin": card.train.smallest_margin,
-            "training_seconds": card.seconds,
-            "attack_seconds": self.seconds,
-            "recipe": asdict(card.recipe),
-        }
-
     def figure(self) -> bytes:
         """Six panels: data, output of the network, start, result, without small duals, without duplicates."""
         images, labels = self.data.train.images, self.data.train.labels

@@ -21,13 +21,13 @@ AT_ONCE = 2000
 
 @dataclass(frozen=True)
 class Bin:
-    """Candidates whose confidence lies between `low` and `high`: how many, what was said, what was true."""
+    """Candidates with a confidence from `low` to `high`: how many, and the shares predicted and observed."""
 
     low: float
     high: float
     candidates: int
-    said: float
-    true: float
+    predicted: float
+    observed: float
 
 
 @dataclass(frozen=True)

@@ -53,27 +53,6 @@ def ncc(a: Tensor, b: Tensor, per_channel: bool = False) -> Tensor:
     return (za.to(dtype) @ zb.to(dtype).T / za.shape[1]).clamp(-1, 1)
 
 
-def zscored_distance(a: Tensor, b: Tensor, per_channel: bool = False) -> Tensor:
-    """Squared L2 distance between z-scored images, Eq. (16) of Buzaglo et al. 2023.
-
-    D_ij = || z(a_i) - z(b_j) ||² = 2 d (1 - ncc_ij) when neither is constant; a constant image is the zero
-    vector, so it is d away from every other image and 0 away from another constant one. The paper divides
-    by the standard deviation over d - 1 values: its distances are (d - 1) / d times these, same ranking.
-
-    a [n, ...], b [m, ...] -> [n, m].
-
-    >>> zscored_distance(torch.tensor([[0.0, 1.0]]), torch.tensor([[3.0, 7.0], [7.0, 3.0], [4.0, 4.0]]))
-    tensor([[0., 8., 2.]])
-    """
-    correlation = ncc(a, b, per_channel)
-    present_a = ~_constant(a.flatten(1)).flatten()  # [n]
-    present_b = ~_constant(b.flatten(1)).flatten()  # [m]
-    if per_channel:  # an image whose channels are each constant is the zero vector too
-        present_a, present_b = (~_constant(x.flatten(2)).all(1).flatten() for x in (a, b))
-    squared_norms = present_a.to(correlation)[:, None] + present_b.to(correlation)[None, :]
-    return a[0].numel() * (squared_norms - 2 * correlation)
-
-
 def half_resolution(images: Tensor) -> Tensor:
     """Average 2x2 blocks of pixels, as the 2022 protocol does with CIFAR: [n, C, H, W] -> [n, C, H/2, W/2].
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import require
+from engram.scoring.match import Threshold
 from engram.scoring.metrics import half_resolution, ssim, stretched, zscored
-from engram.scoring.table import Threshold
 from engram.scoring.voting import Scorer, vote_2022, vote_2023
 
 IMAGE_THRESHOLDS = (Threshold("ssim", 0.4), Threshold("ncc", 0.8), Threshold("ncc", 0.9))

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from engram.core.errors import require
 from engram.core.progress import Progress, silent
-from engram.scoring.match import Assignment, score
+from engram.scoring.match import Assignment, MatchTable, Threshold, score
 from engram.scoring.protocols import ScoringProtocol
-from engram.scoring.table import MatchTable, Threshold
 
 SCHEMA_VERSION = 1
 NOISE_SIGMA = 1e-3

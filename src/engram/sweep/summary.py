@@ -83,7 +83,7 @@ def summarise(sweep: Sweep, rows: Sequence[Row], pooled: Reconstruction, curve: 
     spec = sweep.spec
     complete = [row for row in rows if row["state"] == "complete"]
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "kind": "sweep",
         "model": sweep.model,
         "weights_sha256": sweep.weights_sha256,

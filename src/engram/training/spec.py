@@ -19,13 +19,6 @@ ROWS = 1024
 """Rows of a layer that are drawn at once."""
 
 
-def initialise(spec: MLPSpec, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> DenseNetwork:
-    """Draw a fully-connected network, see `draw_layers`."""
-    shapes = list(zip(spec.sizes[1:], spec.sizes, strict=False))
-    has_bias = [spec.has_bias(layer) for layer in range(len(shapes))]
-    return DenseNetwork(*draw_layers(shapes, has_bias, spec.first_layer_std, generator, dtype))
-
-
 def draw_layers(
     shapes: Sequence[tuple[int, ...]],
     has_bias: Sequence[bool],
@@ -117,8 +110,10 @@ class MLPSpec:
         """Whether layer 0, 1, ... has a bias."""
         return _has_bias(self.bias, layer, len(self.widths))
 
-    def initialise(self, generator: torch.Generator, dtype: torch.dtype) -> DenseNetwork:
-        return initialise(self, generator, dtype)
+    def initialise(self, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> DenseNetwork:
+        shapes = list(zip(self.sizes[1:], self.sizes, strict=False))
+        has_bias = [self.has_bias(layer) for layer in range(len(shapes))]
+        return DenseNetwork(*draw_layers(shapes, has_bias, self.first_layer_std, generator, dtype))
 
 
 @dataclass(frozen=True, kw_only=True)

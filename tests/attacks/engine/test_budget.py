@@ -28,7 +28,7 @@ def test_more_time_never_means_fewer_steps_or_restarts() -> None:
 
 def test_more_time_is_more_work() -> None:
     """A hundred times the time is surely more steps, however busy the machine; how well a budget is kept is shown
-    by `engram bench`."""
+    by `python -m benchmarks.race`."""
     view = cases.view(36, 60, 60, 1, shape=(1, 6, 6))
     engine = Engine(view, EngineSettings(candidates=40))
     short, long = (fit_to_budget(engine, seconds) for seconds in (0.2, 20.0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -32,9 +32,9 @@ from engram.attacks.engine.schedule import (
     make_schedule,
     trial_length,
 )
-from engram.attacks.reconstruction import Reconstruction
+from engram.attacks.reconstruction import Attack, Reconstruction
 from engram.attacks.settings import EngineSettings
-from engram.core.loop import Metrics, State, Values
+from engram.core.loop import Metrics, State
 from engram.models.networks import N, Network
 from engram.models.view import AttackerView
 
@@ -75,10 +75,9 @@ UNJUDGED = torch.finfo(torch.float64).max
 
 
 @dataclass(frozen=True, eq=False)
-class EngineIteration(ABC, Generic[N]):
+class EngineIteration(Attack, Generic[N]):
     """The iteration; m candidates, each of the shape that `shape` says."""
 
-    recipe: ClassVar[str] = "engine"
     moved: ClassVar[str]
 
     view: AttackerView[Network]
@@ -181,12 +180,6 @@ class EngineIteration(ABC, Generic[N]):
         state["step"] += 1
         strength = torch.tensor(prior)
         return {**losses, "loss": torch.stack(list(losses.values())).sum(), "prior_strength": strength}
-
-    def finished(self, metrics: Values) -> bool:
-        return False
-
-    def fingerprint(self) -> str:
-        return repr((self.settings, self.view.task, self.view.input_shape, self.view.network.digest()))
 
     def hint(self) -> str:
         return "this should not happen: please report the model's layers as `engram inspect` shows them"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from engram.papers.race import Curve, Kind, time_ratio, time_to_count
+from benchmarks.race import Curve, Kind, time_ratio, time_to_count
 
 NOTHING: Curve = [(1, 0.0), (60, 0.0)]
 SLOW: Curve = [(1, 0.0), (20, 9.0), (40, 8.0), (60, 9.0)]

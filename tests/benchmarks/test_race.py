@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from benchmarks.race import METRICS, Race, RaceSettings, run_race, trace
 
 from engram.attacks.engine.dense import Engine
 from engram.attacks.published import PublishedScheme
@@ -18,7 +19,6 @@ from engram.data.choice import DataChoice
 from engram.data.sets import Split
 from engram.models.tasks import Binary
 from engram.models.view import AttackerView
-from engram.papers.race import METRICS, Race, RaceSettings, run_race, trace
 from engram.pipeline import build_target
 from engram.scoring.report import Count
 from engram.training.recipe import Recipe

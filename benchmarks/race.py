@@ -1,25 +1,44 @@
-"""The published scheme and the engine side by side on one target: images over time, and the ratio of times."""
+"""The published scheme and the engine side by side on one target: images over time, and the ratio of times.
+
+    python -m benchmarks.race [MODEL] [-o runs/bench] [--published-seconds 60] [--budget 30] [--metric 'ncc>0.8']
+
+MODEL is a directory of `engram train`; without it the demo's target is trained. Writes bench.json and bench.png;
+Ctrl-C keeps what was measured so far, with exit code 130.
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import busy_note, machine, peak_memory_bytes
 from engram.attacks.reconstruction import Attack, Reconstruction
 from engram.attacks.registry import make_attack
 from engram.attacks.settings import KNOWN_SETTINGS, Haim2022
-from engram.core.errors import ConfigError, require
+from engram.cli.bars import progress_bar
+from engram.core import files
+from engram.core.errors import ConfigError, EngramError, require
 from engram.core.loop import STOP, Budget, State, StepClock, StopReason, Values, run
 from engram.core.progress import Progress, silent
-from engram.core.runs import machine, peak_memory_bytes
 from engram.data.sets import Split
 from engram.models.networks import Network
+from engram.models.open.door import open_view
+from engram.models.tasks import Binary
 from engram.models.view import AttackerView
-from engram.pipeline import compare
-from engram.render.plots import RaceLine, RacePanel, race_figure
+from engram.pipeline import build_target, compare
+from engram.render.plots import CurvePanel, Line, curves_figure
 from engram.scoring.report import Count
+from engram.training.presets import GATE
+from engram.training.recipe import training_progress
+from engram.training.target import Card, card_of
 
 Curve = Sequence[tuple[float, float]]
 """(seconds, excess over held-out) at every scored moment, in order; the first is the random start."""
@@ -273,7 +292,7 @@ def trace(
     )
 
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION, INTERRUPTED_CODE = 1, 130
 METRICS = ("ssim>0.4", "ncc>0.8")
 COLOURS = {"published": "tab:orange", "engine": "tab:blue"}
 
@@ -339,26 +358,33 @@ class Race:
         }
 
     def figure(self) -> bytes:
-        """Images beyond held-out over time, both schemes, one panel a metric."""
+        """Images beyond held-out over time, both schemes, one panel a metric; held-out counts are dashed."""
         traces = {"published": self.published, "engine": self.engine}
-        panels = [
-            RacePanel(
-                metric,
-                [
-                    RaceLine(
-                        name,
-                        COLOURS[name],
-                        [point.seconds for point in one.points],
-                        [point.counts[metric].recovered for point in one.points],
-                        [point.counts[metric].held_out or 0 for point in one.points],
-                    )
-                    for name, one in traces.items()
-                    if one is not None
-                ],
-            )
-            for metric in METRICS
-        ]
-        return race_figure(panels, title=f"{self.target['network']}, {self.target['n']} training images")
+        return curves_figure(
+            [
+                CurvePanel(
+                    "seconds of the attack, without scoring",
+                    f"images beyond held-out, {metric}",
+                    [
+                        line
+                        for name, one in traces.items()
+                        if one is not None
+                        for line in _lines(name, one, metric)
+                    ],
+                    log=True,
+                )
+                for metric in METRICS
+            ],
+            title=f"{self.target['network']}, {self.target['n']} training images",
+        )
+
+
+def _lines(name: str, one: Trace, metric: str) -> tuple[Line, Line]:
+    seconds, counts = [point.seconds for point in one.points], [point.counts[metric] for point in one.points]
+    return (
+        Line(name, seconds, [count.recovered for count in counts], COLOURS[name]),
+        Line(f"{name}, held-out", seconds, [count.held_out or 0 for count in counts], COLOURS[name], dashed=True),
+    )
 
 
 def run_race(
@@ -429,3 +455,81 @@ def _judge(data: Split) -> Judge:
         return {metric: counts[metric] for metric in METRICS}
 
     return judge
+
+
+def trained(model: Path | None, root: Path | None) -> tuple[AttackerView[Network], Card]:
+    """A target that engram trained, as an attacker sees it, with the card that says what to score against."""
+    if model is not None:
+        card = card_of(model)
+        if card is None:
+            raise ConfigError(f"{model} does not say what it was trained on; give a directory of `engram train`")
+        return open_view(model), card
+    with progress_bar() as progress:
+        observers = [training_progress(progress, GATE.recipe)]
+        target = build_target(GATE.data, GATE.network, GATE.recipe, Binary(), root=root, observers=observers)
+    assert target.card is not None
+    return open_view(target.network, input_shape=target.card.input_shape), target.card
+
+
+def _show(race: Race) -> None:
+
+    table = Table("scheme", "seconds a step", "steps", "seconds", *METRICS)
+    for name, one in (("published", race.published), ("engine", race.engine)):
+        if one is None:
+            continue
+        each = "-" if one.seconds_per_step is None else f"{one.seconds_per_step:.4f}"
+        best = [_best(one.curve(metric)) for metric in METRICS]
+        table.add_row(name, each, f"{one.steps:,}", f"{one.seconds:.1f}", *best)
+    console = Console()
+    console.print(table)
+    console.print("counts: images beyond held-out at the random start -> at the best moment")
+    headline = race.settings.metric
+    for metric in sorted(METRICS, key=lambda metric: metric != headline):
+        console.print(race.ratio(metric).sentence, style="bold" if metric == headline else None)
+    if race.published is not None and race.paper_run_seconds is not None:
+        whole, minutes = race.published.total_steps, race.paper_run_seconds / 60
+        console.print(f"computed, not measured: the authors' {whole:,} steps would take {minutes:.0f} min")
+    if (note := busy_note()) is not None:
+        console.print(f"note: {note}")
+
+
+def _best(curve: Curve) -> str:
+    return f"{curve[0][1]:g} -> {max(excess for _, excess in curve):g}" if curve else "-"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("-o", "--out", type=Path, default=Path("runs/bench"))
+    parser.add_argument("--published-seconds", type=float, default=RaceSettings.published_seconds)
+    parser.add_argument("--budget", type=float, default=RaceSettings.budget_seconds, help="seconds of the engine")
+    parser.add_argument("--metric", default=RaceSettings.metric, help=f"of the headline: {' or '.join(METRICS)}")
+    parser.add_argument("--data-root", type=Path)
+    given = parser.parse_args(arguments)
+
+    def keep(race: Race) -> None:
+        files.write_json(given.out / "bench.json", race.to_json())
+        files.write_bytes(given.out / "bench.png", race.figure())
+
+    try:
+        settings = RaceSettings(
+            published_seconds=given.published_seconds, budget_seconds=given.budget, metric=given.metric
+        )
+        files.prepare_directory(given.out)
+        view, card = trained(given.model, given.data_root)
+        data = card.data.load(given.data_root)
+        with progress_bar() as progress:
+            race = run_race(view, data, settings, data_name=card.data.name, progress=progress, keep=keep)
+    except EngramError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    keep(race)
+    _show(race)
+    print(f"wrote {given.out / 'bench.json'} and {given.out / 'bench.png'}")
+    if race.is_interrupted:
+        print("interrupted: only what was measured so far is written", file=sys.stderr)
+    return INTERRUPTED_CODE if race.is_interrupted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
