@@ -35,7 +35,7 @@ bench: install
 	$(BIN)/python -m benchmarks.steps -o runs/bench
 	$(BIN)/python -m benchmarks.sweep
 
-# Hours: every figure and table of the papers. Go on with the same command after a kill; start it twice to use two cores.
+# Hours: every figure and table of the papers. The same command resumes after a kill; start it twice to use two cores.
 papers: install
 	$(BIN)/engram reproduce all --scale cpu -o runs/papers
 	$(BIN)/python -m benchmarks.trends runs/papers

@@ -1,1 +1,1 @@
-"""Side-by-side runs, each printing ratios; run one as `python -m benchmarks.<name>`."""
+"""Measurements and comparisons; run one with `python -m benchmarks.<name>`."""

@@ -1,4 +1,4 @@
-"""What the benchmarks of training share: the papers' CIFAR-10 target, its options and its card."""
+"""Shared by the training benchmarks: the papers' CIFAR-10 target, its options and its card."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engram.training.target import Card, Quality
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
-    """A parser with the options of every such benchmark."""
+    """A parser with the options of every training benchmark."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("-n", type=int, default=500)
@@ -25,7 +25,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
 
 
 def trained(arguments: argparse.Namespace, recipe: Recipe, observers: Sequence[Observer]) -> tuple[Card, Quality]:
-    """Train vehicles against animals, d-1000-1000-1, by a recipe: the card, and the quality on test images."""
+    """Train vehicles against animals, d-1000-1000-1; returns the card and the quality on test images."""
     target = build_target(
         DataChoice(name="cifar10", labels="vehicles-animals", n=arguments.n),
         MLPSpec(inputs=3072),

@@ -1,9 +1,9 @@
-"""Fit the blind confidence: how does agreement of restarts tell candidates that show a training image?
+"""Fit the blind confidence: how well does the agreement of restarts predict that a candidate is real?
 
 Run: python -m benchmarks.confidence [--data-root DIR]
 
-Targets: 50 faces and, if CIFAR-10 is there, 100 photographs, chosen by seeds that nothing else uses. Prints the
-two constants of `engine/consensus.py` and a reliability table in which every target is judged by the others.
+Targets: faces and, if CIFAR-10 is there, photographs, chosen by seeds that nothing else uses. Prints the two
+constants of `engine/consensus.py` and a reliability table in which every target is judged by the others.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TARGETS = (
 
 
 def pairs(choice: DataChoice, root: Path | None) -> tuple[Tensor, Tensor]:
-    """Evidence -log(1 - agreement) and whether the candidate is real, for all candidates of one target."""
+    """Evidence -log(1 - agreement) and whether it is real, for every candidate of one target."""
     data = choice.load(root)
     spec = MLPSpec(inputs=data.train.images[0].numel())
     target = build_target(choice, spec, Recipe(lr=0.02, epochs=3000), Binary(), root=root)
@@ -53,7 +53,7 @@ def pairs(choice: DataChoice, root: Path | None) -> tuple[Tensor, Tensor]:
 
 
 def fit(evidence: Tensor, real: Tensor) -> tuple[float, float]:
-    """Logistic regression of one variable by Newton's method."""
+    """Logistic regression in one variable by Newton's method."""
     design = torch.stack([torch.ones_like(evidence), evidence], 1)
     weights = torch.zeros(2, dtype=torch.float64)
     for _ in range(30):
@@ -78,20 +78,18 @@ def main(arguments: list[str] | None = None) -> None:
     if len(collected) < 2:
         return
     # Reliability: every target judged by constants that were fitted to the others.
-    said, true = [], []
+    predicted, observed = [], []
     for index, (evidence, real) in enumerate(collected):
         others = [one for place, one in enumerate(collected) if place != index]
         intercept, slope = fit(*(torch.cat(column) for column in zip(*others, strict=True)))
-        said.append(torch.sigmoid(intercept + slope * evidence))
-        true.append(real.double())
-    chance, outcome = torch.cat(said), torch.cat(true)
+        predicted.append(torch.sigmoid(intercept + slope * evidence))
+        observed.append(real.double())
+    chance, outcome = torch.cat(predicted), torch.cat(observed)
     for low, high in ((0, 0.1), (0.1, 0.3), (0.3, 0.5), (0.5, 0.7), (0.7, 0.9), (0.9, 1.01)):
         inside = (chance >= low) & (chance < high)
         if bool(inside.any()):
-            mean = float(chance[inside].mean())
-            print(
-                f"  {int(inside.sum()):4d} candidates: said {mean:.2f}, true {float(outcome[inside].mean()):.2f}"
-            )
+            shares = [float(column[inside].mean()) for column in (chance, outcome)]
+            print(f"  {int(inside.sum()):4d} candidates: predicted {shares[0]:.2f}, observed {shares[1]:.2f}")
 
 
 if __name__ == "__main__":

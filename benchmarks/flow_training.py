@@ -1,6 +1,6 @@
-"""From start to the loss of the paper's 10^6 epochs (4e-6 at CIFAR-10, n=500) along the flow: epochs and seconds.
+"""Train along the flow to the loss of the paper's 10^6 epochs (4e-6 on CIFAR-10, n=500): epochs and seconds.
 
-Beside them what plain descent would need. Its seconds an epoch are measured in the same run, before the flow; its
+Also prints what plain descent would need. Its seconds per epoch are measured in the same run, before the flow; its
 epochs are the time that the flow has covered, the sum over steps of (time on the clock of log L) / (lr L).
 
 Run: python -m benchmarks.flow_training [--data-root DIR] [-n 500] [--loss 4e-6] [--tolerance 0.01] [--out DIR]
@@ -20,7 +20,7 @@ from engram.training.recipe import Flow, Recipe
 
 @dataclass
 class Ledger:
-    """What the run has cost, and what plain descent would have."""
+    """What the run has cost, and what plain descent would have cost."""
 
     lr: float
     started: float
@@ -33,8 +33,8 @@ class Ledger:
         loss, seconds = metrics["loss"], time.monotonic() - self.started
         if "rate" not in metrics:
             self.plain_epochs, self.plain_rate = epoch, seconds / epoch
-        elif loss < self.loss:  # else the step was refused
-            mean = (1 / loss - 1 / self.loss) / math.log(self.loss / loss)  # of 1/L, log L falling evenly
+        elif loss < self.loss:  # otherwise the step was rejected
+            mean = (1 / loss - 1 / self.loss) / math.log(self.loss / loss)  # of 1/L, with log L falling linearly
             self.plain_epochs += metrics["rate"] / self.lr * mean
             self.steps += 1
         shown = epoch % 200 == 0 if "rate" not in metrics else self.steps % 10 == 0

@@ -1,11 +1,11 @@
-"""How the cost of training and of the engine grows with images and width, and what other machines would take.
+"""How the cost of training and of the engine grows with images and width, and what it would be on other machines.
 
-Each case is measured on a few batches or steps in a process of its own: training by mini-batches, the engine with
-the rank and candidates that belong to n images, and the decomposition that finds the row space. The engine is
-measured with few candidates twice, and the line through both taken to all of them. What a GPU or several workers
-would take is computed from the counted operations and from the rates below, which are assumed, not measured.
+Each case is measured on a few batches or steps in its own process: training with mini-batches, the engine with the
+rank and candidates for n images, and the decomposition that finds the row space. The engine is measured with two
+small numbers of candidates and extrapolated linearly to all of them. The time on a GPU or on several workers is
+computed from counted operations and from the rates below, which are assumed, not measured.
 
-Run: python -m benchmarks.growth [--out runs/growth] [--threads 1] [--quick]; about ten minutes of one core.
+Run: python -m benchmarks.growth [--out runs/growth] [--threads 1] [--quick]; about ten minutes on one core.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from typing import Any
 from benchmarks.growth_case import Case
 from benchmarks.growth_figure import figure
 from benchmarks.machine import busy_note, machine
-from engram.attacks.engine.scales import candidates_for
-from engram.attacks.engine.schedule import PRIOR_GRID, trial_length
+from engram.attacks.engine.self_tuning import PRIOR_GRID, candidates_for, trial_length
 from engram.attacks.settings import EngineSettings
 from engram.core import files
 
@@ -33,16 +32,16 @@ SCHEMA_VERSION = 1
 RANK_AT_500, RANK_EXPONENT = 167, 0.78
 """CIFAR-10, n=500, has 167 directions; the exponent is assumed and gives 1,000 at n=5000."""
 GPU_FLOPS, GPU_BYTES = 1e13, 1e12
-"""Assumed of one GPU: half of an A100's float32 rate without tensor cores, two thirds of its bandwidth."""
+"""Assumed for one GPU: half of an A100's float32 rate without tensor cores, two thirds of its bandwidth."""
 MEASURED_FLOPS = 1e11
-"""The engine is measured with as many candidates as this allows."""
+"""The engine is measured with as many candidates as this many operations allow."""
 WORKERS = (1, 2, 4, 8)
 EPOCHS = 10_000
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: every n at the smallest and the largest width, every width at the smallest n."""
+    """What is measured: every n at the smallest and largest width, every width at the smallest n."""
 
     ns: tuple[int, ...] = (500, 1000, 2000, 5000)
     widths: tuple[int, ...] = (1000, 2000, 5000, 10_000)
@@ -60,7 +59,7 @@ QUICK = Sizes(ns=(40, 80), widths=(40,), image=(1, 12, 12), batch=10, measured=2
 
 
 def rank(n: int, inputs: int, width: int) -> int:
-    """Directions that n images write, as assumed above.
+    """Directions that n images add to the first layer, as assumed above.
 
     >>> rank(500, 3072, 1000), rank(5000, 3072, 10_000)
     (167, 1006)
@@ -90,13 +89,13 @@ def cases(sizes: Sizes, threads: int) -> list[Case]:
 
 
 def flops_a_candidate(width: int, rank: int) -> float:
-    """About: a step's products with the second layer, and a share in every matrix of the metric."""
+    """Roughly: a step's products with the second layer, and a share of every matrix of the metric."""
     matrices = min(width, EngineSettings().room / (4 * rank**2))
     return 12.0 * width**2 + 2.0 * rank**2 * matrices
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """In a process of its own."""
+    """Measure a case in its own process."""
     with tempfile.TemporaryDirectory() as name:
         request, result = Path(name) / "request.json", Path(name) / "result.json"
         files.write_json(request, asdict(case))
@@ -105,10 +104,10 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def elsewhere(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A whole training and a whole attack here, on the assumed GPU, and on several machines like this one.
+    """Hours of a full training and a full attack here, on the assumed GPU, and on several machines like this one.
 
-    Workers share the starts of an attack, first the trials and then the restarts; more than starts are idle.
-    Batches come one after the other, so training is not divided.
+    Workers share the starts of an attack, first the trials and then the restarts; workers beyond that are idle.
+    Batches are sequential, so training is not shared.
     """
     settings = EngineSettings()
     steps = len(PRIOR_GRID) * trial_length(settings.steps) + settings.restarts * settings.steps
@@ -135,21 +134,23 @@ def line(row: dict[str, Any]) -> str:
     name = f"{row['kind']:9} n={row['n']:<5} width={row['width']:<6}"
     memory = f"peak {row['peak_bytes'] / 1e9:.2f} GB"
     if row["kind"] == "training":
-        return f"{name} {row['seconds_an_epoch']:.3g} s an epoch, {memory}, {row['form']}"
+        return f"{name} {row['seconds_an_epoch']:.3g} s per epoch, {memory}, {row['form']}"
     if row["kind"] == "row_space":
         return f"{name} {row['seconds']:.3g} s, {memory}"
     return (
-        f"{name} {row['seconds_a_step']:.3g} s a step, {row['seconds_a_metric']:.3g} s a metric "
+        f"{name} {row['seconds_a_step']:.3g} s per step, {row['seconds_a_metric']:.3g} s per metric "
         f"({row['metrics']} of rank {row['rank']}, {row['candidates']} candidates, chunks: {row['chunks']}), "
-        f"{memory} as measured, {row['computed_peak_bytes'] / 1e9:.2f} GB computed for all candidates"
+        f"{memory} measured, {row['computed_peak_bytes'] / 1e9:.2f} GB computed for all candidates"
     )
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/growth"), help="growth.json and growth.png go here")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/growth"), help="where to write growth.json and growth.png"
+    )
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to check that it runs")
     chosen = parser.parse_args(arguments)
     sizes = QUICK if chosen.quick else Sizes()
     files.prepare_directory(chosen.out)
@@ -177,7 +178,7 @@ def main(arguments: list[str] | None = None) -> None:
     for estimate in elsewhere(rows):
         hours = ", ".join(f"{where} {value:.3g}" for where, value in estimate["hours"].items())
         print(f"{estimate['kind']:9} n={estimate['n']:<5} width={estimate['width']:<6} hours: {hours}")
-    print(f"GPU: {GPU_FLOPS:.0e} FLOP/s and {GPU_BYTES:.0e} bytes a second assumed; wrote {chosen.out}")
+    print(f"GPU: {GPU_FLOPS:.0e} FLOP/s and {GPU_BYTES:.0e} bytes per second assumed; wrote {chosen.out}")
 
 
 if __name__ == "__main__":

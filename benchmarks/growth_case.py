@@ -1,4 +1,4 @@
-"""One case of `benchmarks.growth`, in a process that does nothing else, so that its peak memory is its own.
+"""One case of `benchmarks.growth`, in its own process so that its peak memory can be measured.
 
 Run by `benchmarks.growth`: python -m benchmarks.growth_case REQUEST.json RESULT.json
 """
@@ -18,7 +18,7 @@ from benchmarks.machine import peak_memory_bytes
 from engram.attacks.engine.closed_form import ARRAYS
 from engram.attacks.engine.metric import MOST_AT_ONCE
 from engram.attacks.engine.objective import Objective
-from engram.attacks.engine.scales import Scales
+from engram.attacks.engine.self_tuning import Scales
 from engram.attacks.settings import EngineSettings
 from engram.core import files
 from engram.models.networks import DenseNetwork
@@ -30,12 +30,12 @@ from engram.training.target import make_descent
 
 PRIOR = 1.6
 WEIGHT_PASSES = 4
-"""How often a batch goes over all weights: forwards, backwards, and to and fro for the step."""
+"""How often a batch reads or writes all weights: forward, backward, and twice for the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What to measure: training on n images, or the engine with the rank and candidates that belong to them."""
+    """What to measure: training on n images, or the engine with the rank and candidates for them."""
 
     kind: str
     n: int
@@ -45,7 +45,7 @@ class Case:
     image: tuple[int, int, int]
     batch: int
     measured: int
-    """Candidates of the shorter of two measurements; the longer one takes twice as many."""
+    """Candidates of the shorter of two measurements; the longer one has twice as many."""
     threads: int
 
     @property
@@ -55,7 +55,7 @@ class Case:
 
 
 def training(case: Case) -> dict[str, Any]:
-    """Seconds an epoch from a few batches, and the peak of the whole."""
+    """Seconds per epoch, from a few batches."""
     started = time.process_time()
     spec = MLPSpec(inputs=case.inputs, widths=(case.width, case.width))
     start = spec.initialise(torch.Generator().manual_seed(0), torch.float32)
@@ -65,7 +65,7 @@ def training(case: Case) -> dict[str, Any]:
     descent = make_descent(start, Binary(), Recipe(batch=batch), inputs, torch.arange(case.n) % 2)
     state = descent.init()
     rows = torch.arange(batch)
-    descent.descend(state, rows)  # makes what is kept, such as the Gram matrix
+    descent.descend(state, rows)  # computes what is cached, such as the Gram matrix
     _, price = timed(lambda: descent.descend(state, rows))
     batches = -(-case.n // batch)
     parameters = sum(value.numel() for value in start.params.values())
@@ -81,7 +81,7 @@ def training(case: Case) -> dict[str, Any]:
 
 
 def engine(case: Case) -> dict[str, Any]:
-    """Seconds a step and a refreshed metric for all candidates, from two measurements with few of them."""
+    """Seconds per step and per metric update for all candidates, extrapolated from two measurements with few."""
     objective, parts = _objective(case), -(-_pass_bytes(case, case.candidates) // EngineSettings().room)
     sizes = [count * min(case.measured, case.candidates // 2) for count in (1, 2)]
     metrics, steps, groups = [], [], 0
@@ -98,14 +98,14 @@ def engine(case: Case) -> dict[str, Any]:
         "seconds_a_step": at(case.candidates, sizes, [one.seconds for one in steps]),
         "flops_a_step": at(case.candidates, sizes, [one.flops for one in steps]),
         "seconds_a_metric": at(case.candidates, sizes, [one.seconds for one in metrics]),
-        # Cholesky inverses are no products of matrices: k³ each.
+        # Cholesky inverses are not matrix products: k³ each.
         "flops_a_metric": at(case.candidates, sizes, [one.flops for one in metrics]) + groups * case.rank**3.0,
         "computed_peak_bytes": _computed_peak(case, groups, parts),
     }
 
 
 def _measured(objective: Objective, case: Case, count: int, parts: int) -> tuple[Price, Price, int]:
-    """A metric and a step under it, in one chunk or two: with several, each candidate is run twice."""
+    """A metric and a step with it, in one chunk or two: with several chunks, each candidate is run twice."""
     latents = torch.randn(count, case.rank, generator=torch.Generator().manual_seed(1))
     state = {"latents": latents, "duals": torch.full((count,), 0.01), "labels": torch.arange(count) % 2}
     metric, of_metric = timed(lambda: objective.metric(state["latents"], state["duals"]))
@@ -116,7 +116,7 @@ def _measured(objective: Objective, case: Case, count: int, parts: int) -> tuple
 
 
 def row_space(case: Case) -> dict[str, Any]:
-    """Seconds of the decomposition of the first layer, once for each attack."""
+    """Seconds of the decomposition of the first layer, once per attack."""
     weight = torch.randn(case.width, case.inputs)
     started = time.process_time()
     first_layer_space(weight, case.image)
@@ -124,7 +124,7 @@ def row_space(case: Case) -> dict[str, Any]:
 
 
 def _objective(case: Case) -> Objective:
-    """The engine's objective in a made-up row space: what a step costs depends on sizes alone."""
+    """The engine's objective in a random row space: the cost of a step depends only on sizes."""
     generator = torch.Generator().manual_seed(0)
     basis = torch.linalg.qr(torch.randn(case.inputs, case.rank, generator=generator)).Q.T.contiguous()
     spec = MLPSpec(inputs=case.rank, widths=(case.width, case.width), first_layer_std=None)
@@ -140,7 +140,7 @@ def _pass_bytes(case: Case, count: int) -> int:
 
 
 def _computed_peak(case: Case, groups: int, parts: int) -> int:
-    """Weights, metrics, one chunk of a pass or of the next metric; gates, moments and pool of all candidates."""
+    """Weights, metrics, one chunk of a pass or of the next metric; gates, moments and pool for all candidates."""
     room = EngineSettings().room
     matrix = 4 * (case.rank + 1) ** 2
     weights = 4 * (case.inputs * case.width + case.width**2 + 4 * case.width * case.rank)

@@ -10,15 +10,15 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
 from engram.render.figures import new_figure, png
 
 PANELS = (
-    ("training", "seconds_an_epoch", 1.0, "training: seconds an epoch"),
+    ("training", "seconds_an_epoch", 1.0, "training: seconds per epoch"),
     ("training", "peak_bytes", 1e-9, "training: peak memory, GB"),
-    ("engine", "seconds_a_step", 1.0, "engine: seconds a step"),
+    ("engine", "seconds_a_step", 1.0, "engine: seconds per step"),
     ("engine", "computed_peak_bytes", 1e-9, "engine: peak memory, GB (computed)"),
 )
 
 
 def figure(rows: Sequence[dict[str, Any]]) -> bytes:
-    """Over n above, a line for each width that has several; over width below, at the smallest n."""
+    """Top row over n, one line per width with several n; bottom row over width, at the smallest n."""
     drawing = new_figure(3.4 * len(PANELS), 6.4)
     axes = drawing.subplots(2, len(PANELS), squeeze=False)
     smallest = min(row["n"] for row in rows)

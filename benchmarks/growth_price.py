@@ -1,4 +1,4 @@
-"""What a piece of work costs: seconds, operations, and the way from small pieces to large ones."""
+"""What a piece of work costs: seconds, operations, and extrapolation from small pieces to large ones."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 REPEATS, LONG = 3, 10.0
-"""Work that takes longer than so many seconds is run once."""
+"""Work that takes longer than LONG seconds is run only once."""
 FACTOR = {"mm": 0, "bmm": 0, "addmm": 1, "addmm_": 1, "baddbmm": 1}
-"""Where a product's first factor stands among its arguments."""
+"""Position of a product's first factor among its arguments."""
 T = TypeVar("T")
 
 
 class Price(NamedTuple):
-    """Seconds of a piece of work, and the multiplications and additions in its products of matrices.
+    """Seconds of a piece of work, and the multiplications and additions in its matrix products.
 
-    Seconds are those of the processor by thread: where others wait for it too, they count less.
+    Seconds are CPU time per thread, which other load on the machine affects less.
     """
 
     seconds: float
@@ -27,7 +27,7 @@ class Price(NamedTuple):
 
 
 class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operations of all products of matrices while it is entered."""
+    """Counts the operations of all matrix products while it is active."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -42,7 +42,7 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def timed(work: Callable[[], T]) -> tuple[T, Price]:
-    """The best of a few runs, or the only one of work that takes long; no result is kept beside the next."""
+    """The best of a few runs, or one run if the work takes long; each result is freed before the next run."""
     started = time.process_time()
     with Products() as counter:
         result: T | None = work()
@@ -60,7 +60,7 @@ def timed(work: Callable[[], T]) -> tuple[T, Price]:
 
 
 def at(size: float, sizes: Sequence[int], values: Sequence[float]) -> float:
-    """On the line through two measurements; in proportion where noise has turned it around.
+    """The value at `size` on the line through two measurements; proportional if noise makes the line fall.
 
     >>> at(40, (10, 20), (3.0, 5.0)), at(40, (10, 20), (5.1, 5.0))
     (9.0, 10.0)

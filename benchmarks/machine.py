@@ -1,4 +1,4 @@
-"""What a measurement was made on, and how much memory it took."""
+"""The machine of a measurement, and how much memory it took."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def machine() -> dict[str, Any]:
 
 
 def busy_note() -> str | None:
-    """What to say if others use the machine too: seconds are then too long, for all alike at best."""
+    """A warning if other work runs on the machine: seconds are then too long, at best for all equally."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load <= cores + 0.5:
         return None
@@ -34,8 +34,8 @@ def busy_note() -> str | None:
 def peak_memory_bytes() -> int:
     """The largest resident memory of this process so far.
 
-    Linux hands `ru_maxrss` on through fork and exec, so that a small child of a large parent shows the parent's
-    peak; VmHWM is the process's own. Elsewhere getrusage is right, in kilobytes, or in bytes on macOS.
+    On Linux `ru_maxrss` survives fork and exec, so a small child of a large parent reports the parent's peak;
+    VmHWM is the process's own. Elsewhere getrusage is right, in kilobytes, or in bytes on macOS.
 
     >>> peak_memory_bytes() > 1_000_000
     True

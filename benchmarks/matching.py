@@ -1,10 +1,10 @@
-"""How long matching takes, and in how much memory: `python -m benchmarks.matching`.
+"""How much time and memory matching takes: `python -m benchmarks.matching`.
 
 Three runs of `score` (2023 protocol), the large ones at 100,000 candidates × 5,000 images × 3,072 pixels:
-- naive: one whole distance matrix against blocks and chunks, at a size where the matrix fits;
-- planted: twenty noisy copies of each image, so votes are small: one matrix product, then a few picked rows;
-- null: noise candidates, the worst case, where most candidates vote for every image: the average is a second
-  matrix product of the same size.
+- naive: one full distance matrix against blocks and chunks, at a size where the matrix fits;
+- planted: twenty noisy copies of each image, so few candidates vote: one matrix product, then a small gather;
+- null: noise candidates, the worst case: most candidates vote for every image, and the average is a second matrix
+  product of the same size.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SHAPE = (3, 32, 32)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=5_000)
-    parser.add_argument("--copies", type=int, default=20, help="candidates for each image")
-    parser.add_argument("--skip-null", action="store_true", help="leave out the worst case")
+    parser.add_argument("--copies", type=int, default=20, help="candidates per image")
+    parser.add_argument("--skip-null", action="store_true", help="skip the worst case")
     arguments = parser.parse_args()
     generator = torch.Generator().manual_seed(0)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
@@ -41,12 +41,12 @@ def main() -> None:
     timed("planted", candidates, images, mean)
     if not arguments.skip_null:
         shape = candidates.shape
-        del candidates  # so that the peak is that of one set
+        del candidates  # so that only one set counts towards the peak
         timed("null", noise_candidates(torch.empty(1).expand(shape), generator), images, mean)
 
 
 def compare_with_naive(generator: torch.Generator, count: int = 1_000, copies: int = 8) -> None:
-    """Both ways on one small problem; they must agree."""
+    """Both ways on one small problem; they should agree."""
     images = torch.rand(count, *SHAPE, generator=generator)
     mean = images.mean(0)
     candidates = planted(images, mean, copies, generator)
@@ -72,7 +72,7 @@ def blocked(candidates: Tensor, images: Tensor, mean: Tensor) -> Tensor:
 
 
 def naive(candidates: Tensor, images: Tensor, mean: Tensor) -> Tensor:
-    """The protocol written down at once: whole matrix, whole mask, mask @ candidates."""
+    """The protocol written down directly: full matrix, full mask, mask @ candidates."""
     correlation = zscored(images - mean) @ zscored(candidates).T / images[0].numel()
     voting = (correlation >= vote_2023(correlation.max(1).values)[:, None]).to(images)
     averages = voting @ candidates.flatten(1) / voting.sum(1, keepdim=True)
@@ -95,14 +95,14 @@ def timed(name: str, candidates: Tensor, images: Tensor, mean: Tensor) -> None:
     products = 2 * len(candidates) * len(images) * images[0].numel()
     print(
         f"{name:10} {len(images):,} images × {len(candidates):,} candidates: {seconds:.1f} s, "
-        f"{computed:.1f} s of all cores' time ({products / seconds / 1e9:.0f} GFLOP/s counted as one product), "
+        f"{computed:.1f} s CPU time ({products / seconds / 1e9:.0f} GFLOP/s counted as one product), "
         f"votes up to {int(table.votes.max()):,}, SSIM > 0.4: {table.count('ssim', 0.4):,}, "
         f"peak RSS so far {peak_gigabytes():.2f} GB"
     )
 
 
 def peak_gigabytes() -> float:
-    """Of the whole process; Linux counts kilobytes, macOS bytes."""
+    """Peak of the whole process; Linux counts kilobytes, macOS bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1e9 if sys.platform == "darwin" else 1e9 / 1024)
 

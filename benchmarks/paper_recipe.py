@@ -1,4 +1,4 @@
-"""The paper's recipe for 10^4 epochs on CIFAR-10, 500 images: does it land where the paper says (77 %, 1.22)?
+"""The paper's recipe for 10^4 epochs on CIFAR-10, 500 images: does it reach the paper's numbers (77 %, 1.22)?
 
 Run: python -m benchmarks.paper_recipe [--data-root DIR] [--epochs 10000] [--out DIR]
 """

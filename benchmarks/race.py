@@ -2,8 +2,8 @@
 
     python -m benchmarks.race [MODEL] [-o runs/bench] [--published-seconds 60] [--budget 30] [--metric 'ncc>0.8']
 
-MODEL is a directory of `engram train`; without it the demo's target is trained. Writes bench.json and bench.png;
-Ctrl-C keeps what was measured so far, with exit code 130.
+MODEL is a directory of `engram train`; without it the demo's target is trained. Writes bench.json and bench.png.
+Ctrl-C keeps what was measured so far and exits with 130.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.machine import busy_note, machine, peak_memory_bytes
 from engram.attacks.reconstruction import Attack, Reconstruction
 from engram.attacks.registry import make_attack
 from engram.attacks.settings import KNOWN_SETTINGS, Haim2022
-from engram.cli.bars import progress_bar
+from engram.cli.options import progress_bar
 from engram.core import files
 from engram.core.errors import ConfigError, EngramError, require
 from engram.core.loop import STOP, Budget, State, StepClock, StopReason, Values, run
@@ -41,7 +41,7 @@ from engram.training.recipe import training_progress
 from engram.training.target import Card, card_of
 
 Curve = Sequence[tuple[float, float]]
-"""(seconds, excess over held-out) at every scored moment, in order; the first is the random start."""
+"""(seconds, excess over held-out) each time it was scored, in order; the first is the random start."""
 
 Kind = Literal["measured", "lower bound", "upper bound", "chance", "unknown"]
 
@@ -50,11 +50,11 @@ Kind = Literal["measured", "lower bound", "upper bound", "chance", "unknown"]
 class Ratio:
     """published_seconds / engine_seconds to `count` images.
 
-    measured     both reached the count, and these are the first moments at which they were seen to have it
-    lower bound  the published scheme had not one image in all its seconds; the count is the engine's first
-    upper bound  the engine, in all its seconds, never reached the count of the published scheme
-    chance       a random start has the count already, so that reaching it is no achievement; no value
-    unknown      neither had an image, or one of them was not run; no value
+    measured     both reached the count; the seconds are those of the first score with it
+    lower bound  the published scheme recovered no image in all its seconds; the count is the engine's first
+    upper bound  the engine never reached the published scheme's count in all its seconds
+    chance       a random start already has the count, so reaching it means nothing; no value
+    unknown      neither recovered an image, or one of them was not run; no value
     """
 
     metric: str
@@ -74,7 +74,7 @@ class Ratio:
         if self.kind == "chance":
             return (
                 f"{self.metric}: no ratio, a random start already has {self.count:g} or more beyond held-out, "
-                "so that reaching this is no recovery"
+                "so reaching this count means nothing"
             )
         if self.value is None or self.published_seconds is None or self.engine_seconds is None:
             return f"{self.metric}: no ratio, neither scheme has an image beyond held-out yet"
@@ -86,7 +86,7 @@ class Ratio:
             )
         if self.kind == "upper bound":
             return (
-                f"{self.metric}: published has {self.count:g} after {slow}, the engine never, in {fast}: "
+                f"{self.metric}: published has {self.count:g} after {slow}, the engine fewer after {fast}: "
                 f"ratio at most {self.value:.3g} (an upper bound)"
             )
         return (
@@ -96,7 +96,7 @@ class Ratio:
 
 
 def time_ratio(metric: str, published: Curve, engine: Curve) -> Ratio:
-    """How much sooner the engine has as many images beyond held-out as the published scheme at its best.
+    """How much sooner the engine reaches the published scheme's best count of images beyond held-out.
 
     >>> time_ratio("ncc>0.8", [(10, 2.0), (20, 9.0), (60, 9.0)], [(1, 0.0), (4, 12.0)]).value
     5.0
@@ -125,7 +125,7 @@ def time_ratio(metric: str, published: Curve, engine: Curve) -> Ratio:
 
 
 def first_time(curve: Curve, count: float) -> float | None:
-    """Seconds of the first moment with at least `count`, or None."""
+    """Seconds until the count is first at least `count`, or None."""
     return next((seconds for seconds, excess in curve if excess >= count), None)
 
 
@@ -156,10 +156,11 @@ class TracePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """An attack from its start to where it was stopped; seconds are its own, without scoring.
+    """An attack from its start to its stop; seconds are its own, without scoring.
 
-    `setup_seconds` are those of its planning and its preparation, `peak_memory_bytes` is the process's until then.
-    `cpu_seconds` are those of all threads during the steps: far below threads x step_seconds, others were at work.
+    `setup_seconds` covers planning and preparation; `peak_memory_bytes` is the process's peak up to the end.
+    `cpu_seconds` counts all threads during the steps: if it is far below threads x step_seconds, the machine was
+    busy with other work.
     """
 
     recipe: str
@@ -203,8 +204,8 @@ class Trace:
 
 
 FIRST_MOMENT, MOMENT_GROWTH = 0.5, 1.15
-"""Scored after its first step, still a random start, after half a second, and then whenever the clock has grown by
-15 %: no count is seen later than that."""
+"""An attack is scored after its first step, when it is still a random start, then after half a second, and then
+each time the clock has grown by 15 %: no count is noticed later than that."""
 
 Judge = Callable[[Reconstruction], Mapping[str, Count]]
 """Counts by metric, e.g. "ncc>0.8"."""
@@ -212,7 +213,7 @@ Judge = Callable[[Reconstruction], Mapping[str, Count]]
 
 @dataclass(eq=False)
 class _Scorer:
-    """An observer that scores an attack now and then, on a clock that stands still meanwhile."""
+    """An observer that scores an attack from time to time; its clock stops during scoring."""
 
     attack: Attack
     judge: Judge
@@ -244,7 +245,7 @@ class _Scorer:
         return STOP if self.is_out_of_time else None
 
     def score(self, state: State) -> None:
-        """Does nothing if this very state was scored already."""
+        """Does nothing if this state has already been scored."""
         if self.points and self.points[-1].step == self.steps:
             return
         counts = self.judge(self.attack.reconstruction(state))
@@ -262,12 +263,12 @@ def trace(
     first_moment: float = FIRST_MOMENT,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Trace:
-    """Run an attack to its end, or to `limit` seconds of its own; score it now and then, and where it ends.
+    """Run an attack to its end, or for `limit` seconds of its own; score it from time to time, and at its end.
 
-    `already` seconds were spent on its planning. Ctrl-C ends it early, and what was measured is kept.
+    `already` seconds were spent on planning. Ctrl-C ends it early and keeps what was measured.
     """
     started = time.perf_counter()
-    attack.init()  # what it prepares is kept, so that its first step is a step and nothing else
+    attack.init()  # its preparation is cached, so that the first step is only a step
     scorer = _Scorer(attack, judge, limit, first_moment, progress, already + time.perf_counter() - started)
     try:
         solution = run(attack, Budget(steps=attack.total_steps), observers=[scorer])
@@ -299,7 +300,7 @@ COLOURS = {"published": "tab:orange", "engine": "tab:blue"}
 
 @dataclass(frozen=True, kw_only=True)
 class RaceSettings:
-    """Seconds of the published scheme, seconds that the engine plans with, and the metric of the headline."""
+    """Seconds of the published scheme, the engine's time budget, and the headline metric."""
 
     published_seconds: float = 60.0
     budget_seconds: float = 30.0
@@ -314,7 +315,7 @@ class RaceSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """What was measured; `published` is None if the run was interrupted before it began."""
+    """What was measured; `published` is None if the run was interrupted before that scheme started."""
 
     settings: RaceSettings
     target: Mapping[str, Any]
@@ -331,7 +332,7 @@ class Race:
 
     @property
     def paper_run_seconds(self) -> float | None:
-        """Computed: the measured seconds a step times the number of steps that the authors take."""
+        """Computed: the measured seconds per step times the authors' number of steps."""
         each = None if self.published is None else self.published.seconds_per_step
         return None if each is None or self.published is None else each * self.published.total_steps
 
@@ -358,7 +359,7 @@ class Race:
         }
 
     def figure(self) -> bytes:
-        """Images beyond held-out over time, both schemes, one panel a metric; held-out counts are dashed."""
+        """Images beyond held-out over time, both schemes, one panel per metric; held-out counts are dashed."""
         traces = {"published": self.published, "engine": self.engine}
         return curves_figure(
             [
@@ -398,13 +399,13 @@ def run_race(
 ) -> Race:
     """The engine within its budget, then the published scheme with the authors' settings and m = 2n.
 
-    `keep` gets what there is when the engine is done, so that a kill during the longer half loses nothing.
+    `keep` is called with the result so far when the engine is done, so that a later kill does not lose it.
     """
     if data.train.images.ndim != 4:
-        raise ConfigError("bench counts images by SSIM and NCC, so it needs images; this target takes vectors")
+        raise ConfigError("the race counts images by SSIM and NCC, so it needs images; this target takes vectors")
     if not len(data.held_out):
         raise ConfigError(
-            f"all of {data.train.name} is training data, so there is nothing held out to count beside; "
+            f"all of {data.train.name} is training data, so nothing is held out to compare with; "
             "train on fewer images"
         )
     judge = _judge(data)
@@ -441,7 +442,7 @@ def run_race(
 
 
 def authors_settings(data_name: str, n: int) -> Haim2022:
-    """What the authors' search ended with for this data set, or for CIFAR-10 where they have none; m = 2n.
+    """The result of the authors' search for this data set, or for CIFAR-10 if they have none; m = 2n.
 
     >>> authors_settings("mnist", 500).lr_images, authors_settings("faces", 50).candidates
     (0.0305, 100)
@@ -458,7 +459,7 @@ def _judge(data: Split) -> Judge:
 
 
 def trained(model: Path | None, root: Path | None) -> tuple[AttackerView[Network], Card]:
-    """A target that engram trained, as an attacker sees it, with the card that says what to score against."""
+    """A target trained by engram, as an attacker sees it, and its card, which names the data to score against."""
     if model is not None:
         card = card_of(model)
         if card is None:
@@ -473,7 +474,7 @@ def trained(model: Path | None, root: Path | None) -> tuple[AttackerView[Network
 
 def _show(race: Race) -> None:
 
-    table = Table("scheme", "seconds a step", "steps", "seconds", *METRICS)
+    table = Table("scheme", "seconds per step", "steps", "seconds", *METRICS)
     for name, one in (("published", race.published), ("engine", race.engine)):
         if one is None:
             continue
@@ -482,7 +483,7 @@ def _show(race: Race) -> None:
         table.add_row(name, each, f"{one.steps:,}", f"{one.seconds:.1f}", *best)
     console = Console()
     console.print(table)
-    console.print("counts: images beyond held-out at the random start -> at the best moment")
+    console.print("counts: images beyond held-out at the random start -> at their best")
     headline = race.settings.metric
     for metric in sorted(METRICS, key=lambda metric: metric != headline):
         console.print(race.ratio(metric).sentence, style="bold" if metric == headline else None)
@@ -502,8 +503,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("-o", "--out", type=Path, default=Path("runs/bench"))
     parser.add_argument("--published-seconds", type=float, default=RaceSettings.published_seconds)
-    parser.add_argument("--budget", type=float, default=RaceSettings.budget_seconds, help="seconds of the engine")
-    parser.add_argument("--metric", default=RaceSettings.metric, help=f"of the headline: {' or '.join(METRICS)}")
+    parser.add_argument("--budget", type=float, default=RaceSettings.budget_seconds, help="the engine's seconds")
+    parser.add_argument("--metric", default=RaceSettings.metric, help=f"headline metric: {' or '.join(METRICS)}")
     parser.add_argument("--data-root", type=Path)
     given = parser.parse_args(arguments)
 
@@ -527,7 +528,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _show(race)
     print(f"wrote {given.out / 'bench.json'} and {given.out / 'bench.png'}")
     if race.is_interrupted:
-        print("interrupted: only what was measured so far is written", file=sys.stderr)
+        print("interrupted: wrote only what was measured so far", file=sys.stderr)
     return INTERRUPTED_CODE if race.is_interrupted else 0
 
 

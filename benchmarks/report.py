@@ -3,7 +3,7 @@
 Run: python -m benchmarks.report [--candidates 1000] [--images 500]
 
 The candidates are training images with noise, so that there is something to show; the network is untrained.
-Measured is everything after the attack: matching, membership, pages and pictures.
+Everything after the attack is measured: matching, membership, pages and pictures.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from engram.attacks.reconstruction import Reconstruction
 from engram.auditing.comparison import audit_data, blind_view, compare_with
 from engram.auditing.inspect import describe
 from engram.auditing.reach import judge
-from engram.auditing.record import AttackSummary, AuditRecord
-from engram.auditing.timeline import Moment
+from engram.auditing.record import AttackSummary, AuditRecord, Moment
 from engram.auditing.verdict import decide
 from engram.core.runs import versions
-from engram.members.boundaries import dense_part
+from engram.members.kkt import dense_part
 from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.training.spec import MLPSpec
@@ -32,7 +31,7 @@ SHAPE = (3, 32, 32)
 
 
 def record_of(candidates: int, images: int) -> AuditRecord:
-    """An audit of made-up images: smooth ones, as photographs are, so that pictures compress as they would."""
+    """An audit of synthetic images, smooth like photographs so that they compress equally well."""
     generator = torch.Generator().manual_seed(0)
     network = MLPSpec(inputs=3072, first_layer_std=None).initialise(generator)
     view = AttackerView(network, SHAPE, Binary())
@@ -51,7 +50,7 @@ def record_of(candidates: int, images: int) -> AuditRecord:
     comparison = compare_with(view, part, blind, data, description.space)
     reach = judge(description, comparison.examination)
     return AuditRecord(
-        model="made up",
+        model="synthetic",
         view=view,
         verdict=decide(blind, comparison, reach),
         description=description,

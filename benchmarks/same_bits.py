@@ -1,9 +1,9 @@
-"""Two source trees side by side: do training and attacks give the same bits?
+"""Compare two source trees: do training and attacks give the same bits?
 
     python -m benchmarks.same_bits OLD/src NEW/src
 
-Trains small targets of every kind with each tree, through the command line alone, attacks them, and compares the
-digests of the weights and of the reconstructions. Exit code 1 if any differ.
+Trains small targets of every kind with each tree, using only the command line, attacks them, and compares the
+digests of weights and reconstructions. Exit code 1 if any differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WHOLE_KERNEL = "conv25x60 relu flatten 30 relu 1"
 
 @dataclass(frozen=True)
 class Target:
-    """A network to train, and the attacks on it, each a name and options of `engram reconstruct`."""
+    """A network to train, and the attacks on it, each with a name and options for `engram reconstruct`."""
 
     train: tuple[str, ...]
     attacks: dict[str, tuple[str, ...]]
@@ -61,7 +61,7 @@ TARGETS = {
 
 
 def write_data(place: Path) -> None:
-    """Faces in four classes, and rows that are no images."""
+    """Faces in four classes, and vectors that are not images."""
     from skimage.data import lfw_subset
 
     faces = np.asarray(lfw_subset(), dtype=np.float32)[:100]  # type: ignore[no-untyped-call]
@@ -71,7 +71,7 @@ def write_data(place: Path) -> None:
 
 
 def digests(source: Path, place: Path) -> dict[str, str]:
-    """SHA-256 of every file of weights and candidates that this tree makes."""
+    """SHA-256 of every file of weights and candidates that this tree writes."""
     write_data(place)
     found = {}
     for name, target in TARGETS.items():
@@ -110,7 +110,7 @@ def main(sources: Sequence[str]) -> int:
         same = before == columns[1].get(name)
         differing += not same
         print(f"{name:28s} {before[:16]} {'same' if same else columns[1].get(name, 'missing')[:16]}")
-    print(f"{len(columns[0]) - differing} of {len(columns[0])} the same")
+    print(f"{len(columns[0]) - differing} of {len(columns[0])} are the same")
     return int(differing > 0)
 
 

@@ -1,13 +1,13 @@
-"""The papers' search, a hundred runs with settings drawn at random, against one run of the engine.
+"""The papers' search, a hundred runs with random settings, against one run of the engine.
 
 Run: python -m benchmarks.search_100 [--minutes 40] [--jobs 2] [--dtype float32] [--out runs/search100]
 
-CIFAR-10, 50 images: the preset cifar50 at cpu scale (trained once and kept). The published scheme in the space of
-Haim et al. 2022, twice as many candidates as images, no trial stopped early; steps a trial are cut so that all
-trials take about --minutes, and every cut is printed. Trials are judged and pooled without data; then pool, best
-trial and engine are scored alike against training and held-out images. A killed search is resumed with the same
-command. Leaves search.json (the comparison), search.md (the same as a table), search/sweep.html and the runs
-themselves.
+CIFAR-10, 50 images: the preset cifar50 at scale cpu (trained once and cached). The published scheme searches the
+space of Haim et al. 2022 with twice as many candidates as images, and no trial is stopped early. Steps per trial
+are cut so that all trials take about --minutes, and every cut is printed. Trials are judged and pooled without
+data; then pool, best trial and engine are scored in the same way against training and held-out images. The same
+command resumes a killed search. Writes search.json (the comparison), search.md (the same as a table),
+search/sweep.html and the runs themselves.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PLAN_FILE = "plan.json"
 
 
 def opened_target(planned: Plan, root: Path | None) -> AttackerView:
-    """The preset's target, trained now or found in the cache."""
+    """The preset's target, trained or taken from the cache."""
     target = build_target(
         planned.data,
         planned.network,
@@ -53,14 +53,14 @@ def opened_target(planned: Plan, root: Path | None) -> AttackerView:
         Binary(),
         root=root,
         cache=TargetCache(cache_root()),
-        observers=[_told("training", 500)],
+        observers=[_printer("training", 500)],
     )
     assert target.card is not None
     return AttackerView(target.network, target.card.input_shape, Binary()).narrowed(DenseNetwork)
 
 
 def step_plan(view: AttackerView, spec: SweepSpec, executor: Processes, out: Path, seconds: float) -> StepPlan:
-    """Measured once; a search that is resumed keeps its steps."""
+    """Measured once; a resumed search keeps its number of steps."""
     if (out / PLAN_FILE).exists():
         return StepPlan(**read_json(out / PLAN_FILE))
     made = plan_steps(view, spec, executor, seconds=seconds)
@@ -75,10 +75,10 @@ def search(
     sweep = Sweep(view=view, spec=spec, directory=out, model=f"{view.network.name}, 50 images", resume=True)
     started = time.monotonic()
 
-    def told(_: Sweep, row: dict[str, Any]) -> None:
+    def show(_: Sweep, row: dict[str, Any]) -> None:
         print(f"trial {row['number']:3d} {row['state']:8s} {time.monotonic() - started:6.0f} s", flush=True)
 
-    drive([sweep], executor, told)
+    drive([sweep], executor, show)
     seconds = time.monotonic() - started
     found = conclude(sweep, data)
     write_bytes(out / "sweep.html", render(sweep_page(found, data.train)).encode())
@@ -100,13 +100,13 @@ def search(
 
 
 def engine_run(view: AttackerView, data: Split, out: Path) -> tuple[ScoreReport, dict[str, Any]]:
-    """One run with the engine's own settings, nothing tuned; begun anew, so that its seconds are of it all."""
+    """One untuned run of the engine; always from scratch, so that its seconds cover all of it."""
     shutil.rmtree(out, ignore_errors=True)
     engine = make_attack(view)
-    found, solution = attack(engine, directory=out, observers=[_told("engine", 200)])
+    found, solution = attack(engine, directory=out, observers=[_printer("engine", 200)])
     report = compare(found, data, network=view.network)
-    told = {"settings": asdict(engine.settings), "steps": solution.steps, "seconds": solution.seconds}
-    return report, {**told, **scored(report)}
+    spent = {"settings": asdict(engine.settings), "steps": solution.steps, "seconds": solution.seconds}
+    return report, {**spent, **scored(report)}
 
 
 def good_images(report: ScoreReport) -> set[int]:
@@ -115,13 +115,13 @@ def good_images(report: ScoreReport) -> set[int]:
 
 
 def scored(report: ScoreReport) -> dict[str, Any]:
-    """What is compared: candidates, and counts beside their nulls."""
-    told = report.to_json()
-    return {name: told[name] for name in ("candidates", "counts", "top10_mean")}
+    """What is compared: candidates, and counts with their nulls."""
+    record = report.to_json()
+    return {name: record[name] for name in ("candidates", "counts", "top10_mean")}
 
 
 def sentence(searched: dict[str, Any], engine: dict[str, Any], metric: str = "ncc>0.8") -> str:
-    """Both counts beside their control, and the computing time of each."""
+    """Both counts with their control, and the computing time of each."""
 
     def counted(part: dict[str, Any]) -> str:
         return f"{part['counts'][metric]['train']} ({part['counts'][metric]['held_out']} held-out)"
@@ -133,21 +133,21 @@ def sentence(searched: dict[str, Any], engine: dict[str, Any], metric: str = "nc
     )
 
 
-HEADS = ["attack", "good (held-out)", "NCC > 0.8 (held-out)", "top-10 SSIM", "candidates", "seconds of computing"]
+HEADS = ["attack", "good (held-out)", "NCC > 0.8 (held-out)", "top-10 SSIM", "candidates", "computing seconds"]
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The pool of all runs, the run that was judged best without data, and the engine, as a table with notes."""
+    """The pool of all runs, the best run judged blind, and the engine, as a table with notes."""
     searched, engine = result["search"], result["engine"]
     runs, seconds = searched["counts_of_trials"]["complete"], searched["seconds_of_all_trials"]
     rows = [
         _row(f"published scheme, {runs} runs pooled", searched["pooled"], seconds),
-        _row("the run of them judged best blind", searched["best_trial_judged_blind"], seconds),
+        _row("its best run, judged blind", searched["best_trial_judged_blind"], seconds),
         _row("engine, one run", engine, engine["seconds"]),
     ]
     notes = [
         f"{result['network']}, {result['data']['n']} images of {result['data']['name']}.",
-        f"Good images that the pool has and the engine has not: {result['good_in_the_search_alone']}.",
+        f"Good images in the pool that the engine does not have: {result['good_in_the_search_alone']}.",
         *result["cuts"],
     ]
     table = markdown_table(Table(HEADS, rows, "What the papers' search adds to one run of the engine."))
@@ -167,7 +167,7 @@ def _row(name: str, part: dict[str, Any], seconds: float) -> list[str]:
     ]
 
 
-def _told(what: str, every: int) -> Any:
+def _printer(what: str, every: int) -> Any:
     def observe(step: int, metrics: Any, state: Any) -> None:
         if step % every == 0:
             print(f"{what}: step {step:,}, loss {metrics['loss']:.3g}", flush=True)
@@ -180,8 +180,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=40.0)
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32", help="the papers': float64")
-    parser.add_argument("--scale", default="cpu", help="of the target: smoke tries everything in a moment")
+    parser.add_argument(
+        "--dtype", choices=["float32", "float64"], default="float32", help="the papers use float64"
+    )
+    parser.add_argument("--scale", default="cpu", help="of the target; smoke tries everything in seconds")
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/search100"))
     chosen = parser.parse_args(arguments)

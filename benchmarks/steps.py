@@ -2,8 +2,8 @@
 
     python -m benchmarks.steps [MODEL] [-o runs/bench] [--data-root DIR]
 
-Without MODEL, a directory of `engram train`, two targets are trained: on the same 500 photographs at 32 x 32 and
-at 64 x 64 pixels. Writes steps.json; Ctrl-C keeps the rows that are finished.
+MODEL is a directory of `engram train`. Without it, two targets are trained on the same 500 photographs at 32 x 32
+and at 64 x 64 pixels. Writes steps.json; Ctrl-C keeps the finished rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 from benchmarks.machine import busy_note, machine, peak_memory_bytes
 from engram.attacks.engine.dense import Engine
 from engram.attacks.settings import EngineSettings
-from engram.cli.bars import progress_bar
+from engram.cli.options import progress_bar
 from engram.core import files
 from engram.core.errors import DataError, DivergedError, EngramError
 from engram.core.loop import Budget, Observer, run
@@ -44,9 +44,9 @@ from engram.training.spec import MLPSpec
 from engram.training.target import card_of, train
 
 RECIPE = Recipe(lr=0.1, epochs=300)
-"""Short, yet 500 photographs are fitted (loss 0.05) and have written a row space of about their final rank."""
+"""Short, but enough to fit 500 photographs (loss 0.05) and to reach about the final rank of the row space."""
 START_STD = {1: 1e-4, 2: 0.65e-4}
-"""At 0.65 of the noise on four times as many columns, the faintest direction that stands out is equally strong."""
+"""With 0.65 times the noise on four times as many columns, the weakest visible direction is equally strong."""
 IMAGES = 500
 MEASURING = "measuring"
 
@@ -61,7 +61,7 @@ class Photographs:
 
 
 def photographs(n: int, root: Path | None = None) -> Photographs:
-    """CIFAR-10, or where it is missing, images of its shape made from the embedded faces."""
+    """CIFAR-10, or if it is missing, images of its shape made from the embedded faces."""
     try:
         train_set = DataChoice(name="cifar10", labels="vehicles-animals", n=n).load(root, held_out=0).train
     except DataError:
@@ -81,7 +81,9 @@ def from_faces(n: int) -> Photographs:
         moved = grey.roll(3 * shift, dims=3)
         copies += [moved, moved.flip(3)]
     images = torch.cat(copies)[:n].expand(-1, 3, -1, -1)
-    return Photographs(images, torch.arange(n) % 2, "synthesised from the embedded faces: CIFAR-10 is not here")
+    return Photographs(
+        images, torch.arange(n) % 2, "synthesised from the embedded faces, since CIFAR-10 is missing"
+    )
 
 
 def trained_view(
@@ -104,11 +106,11 @@ def trained_view(
 SCHEMA_VERSION = 1
 CANDIDATES = (250, 500, 1000, 2000)
 COMPARED = 1000
-"""Candidates at which image sizes are compared and memory is measured, the papers' m for 500 images."""
+"""Candidates for comparing image sizes and measuring memory; the papers' m for 500 images."""
 PRIOR = 1.6
 """Any strength above zero costs the same."""
 STEPS = 50
-"""A whole start of as many steps as the metric is kept for, so that its price is in the mean once."""
+"""A start of as many steps as a metric is kept for, so that its cost is included exactly once."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class StepCase:
 
 @dataclass(frozen=True)
 class StepTime:
-    """What a step took; `setup_seconds` is the engine's preparation, once for each attack."""
+    """What a step took; `setup_seconds` is the engine's preparation, once per attack."""
 
     input_shape: tuple[int, ...]
     rank: int
@@ -135,7 +137,7 @@ class StepTime:
 
 
 def cases(views: Sequence[AttackerView], candidates: Sequence[int] = CANDIDATES) -> list[StepCase]:
-    """All numbers of candidates on the first view, `COMPARED` on the others; without and with the prior."""
+    """All numbers of candidates on the first view, `COMPARED` on the others; with and without the prior."""
     is_image = len(views[0].input_shape) == 3
     priors = (False, True) if is_image else (False,)
     first, *others = views
@@ -144,7 +146,7 @@ def cases(views: Sequence[AttackerView], candidates: Sequence[int] = CANDIDATES)
 
 
 def time_steps(case: StepCase, steps: int = STEPS, *, observers: Sequence[Observer] = ()) -> StepTime:
-    """Time one short start, after a step that wakes threads and memory."""
+    """Time one short start, after a warm-up step."""
     prior = PRIOR if case.with_prior else 0.0
     settings = EngineSettings(candidates=case.candidates, prior=prior, restarts=1, steps=steps)
     started = time.perf_counter()
@@ -157,7 +159,7 @@ def time_steps(case: StepCase, steps: int = STEPS, *, observers: Sequence[Observ
     cpu_started = time.process_time()
     solution = run(engine, Budget(steps=engine.total_steps), observers=[*counting, *observers])
     cpu_seconds = time.process_time() - cpu_started
-    # The loop tells its observers of steps with a finite loss only, and ends at the first other one.
+    # The loop calls its observers only for steps with a finite loss, and ends at the first other one.
     if len(taken) < engine.total_steps:
         raise DivergedError(solution.message)
     return StepTime(
@@ -188,12 +190,12 @@ def growth_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float |
 
 @dataclass(frozen=True)
 class StepTable:
-    """Finished measurements; the first shape measured is the one that the others are compared with."""
+    """Finished measurements; the other shapes are compared with the first."""
 
     rows: tuple[StepTime, ...]
 
     def ratio(self, row: StepTime) -> float | None:
-        """To the fewest candidates of the first shape; for another shape to the same candidates of the first."""
+        """Relative to the fewest candidates; for another shape, to the same number of candidates of the first."""
         first_shape = self.rows[0].input_shape
         peers = [r for r in self.rows if r.with_prior == row.with_prior and r.input_shape == first_shape]
         if row.input_shape == first_shape:
@@ -202,7 +204,7 @@ class StepTable:
         return row.seconds_per_step / same[0].seconds_per_step if same else None
 
     def exponent(self, *, with_prior: bool) -> float | None:
-        """Growth over the candidates of the first shape."""
+        """Growth exponent over the candidates of the first shape."""
         rows = [r for r in self.rows if r.with_prior == with_prior and r.input_shape == self.rows[0].input_shape]
         return growth_exponent([r.candidates for r in rows], [r.seconds_per_step for r in rows])
 
@@ -233,7 +235,7 @@ def measure_memory(
 ) -> dict[str, Any]:
     """{candidates, peak_memory_bytes, loaded_bytes}; the last is what Python, torch and the weights take.
 
-    `memory` is the engine's bound.
+    `memory` is the engine's limit.
     """
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
@@ -256,7 +258,7 @@ def measure_memory(
 
 
 def attack_once(place: Path) -> None:
-    """Two short starts with the prior, pooled and scored: everything that a whole attack holds at once."""
+    """Two short starts with the prior, pooled and scored: all that a complete attack has in memory at once."""
     request = files.read_json(place / "request.json")
     low, high = request["pixel_range"]
     view = AttackerView(
@@ -280,7 +282,7 @@ def attack_once(place: Path) -> None:
 
 
 def run_steps(model: Path | None, out: Path, root: Path | None) -> bool:
-    """Measure, write steps.json, show; Ctrl-C keeps the rows that are finished. Whether all of them are."""
+    """Measure, write steps.json and show it; Ctrl-C keeps the finished rows. True if all are finished."""
     views, target, notes = _twins(root) if model is None else _one(model)
     planned = cases(views)
     rows, memory, interrupted = [], None, False
@@ -301,7 +303,7 @@ def run_steps(model: Path | None, out: Path, root: Path | None) -> bool:
 
 
 def _part_of(progress: Progress, index: int, parts: int) -> Observer:
-    """The bar of one case within the bar of all."""
+    """The progress of one case as a part of all."""
     return lambda step, *_: progress(MEASURING, (index + step / STEPS) / parts)
 
 
@@ -314,19 +316,23 @@ def _twins(root: Path | None) -> tuple[list[AttackerView], str, list[str]]:
             what = f"training on {32 * enlarged} x {32 * enlarged}"
             views.append(trained_view(photos, enlarged, observers=[by_steps(progress, what, RECIPE.epochs)]))
     about = f"{IMAGES} images, {photos.source}; {RECIPE.epochs} epochs at rate {RECIPE.lr:g}"
-    return views, about, ["64 x 64: the same images, every pixel four times"]
+    return views, about, ["64 x 64: the same images with every pixel repeated four times"]
 
 
 def _one(model: Path) -> tuple[list[AttackerView], str, list[str]]:
     view, card = open_view(model).narrowed(DenseNetwork), card_of(model)
     assert card is not None, "a directory of `engram train`"
     about = f"{view.network.name}, {card.data.n} images of {card.data.name}"
-    return [view], about, ["image sizes are not compared: that takes two targets trained alike; leave MODEL out"]
+    return (
+        [view],
+        about,
+        ["image sizes are not compared, as that needs two targets trained alike; leave MODEL out"],
+    )
 
 
 def _show(table: StepTable, memory: dict[str, Any] | None, target: str, notes: list[str]) -> None:
 
-    shown = Table("input", "row space", "candidates", "prior", "seconds a step", "ratio", "preparation")
+    shown = Table("input", "row space", "candidates", "prior", "seconds per step", "ratio", "preparation")
     for row in table.rows:
         ratio = table.ratio(row)
         shown.add_row(
@@ -341,7 +347,9 @@ def _show(table: StepTable, memory: dict[str, Any] | None, target: str, notes: l
     console = Console()
     console.print(f"target: {target}")
     console.print(shown)
-    console.print("ratio: to the fewest candidates; in another shape, to as many candidates of the first shape")
+    console.print(
+        "ratio: to the fewest candidates; for another shape, to the same number of candidates of the first"
+    )
     for name, with_prior in (("without prior", False), ("with prior", True)):
         exponent = table.exponent(with_prior=with_prior)
         if exponent is not None:
@@ -350,7 +358,7 @@ def _show(table: StepTable, memory: dict[str, Any] | None, target: str, notes: l
         peak, loaded = (memory[name] / 2**20 for name in ("peak_memory_bytes", "loaded_bytes"))
         console.print(
             f"peak memory of an attack with {memory['candidates']} candidates: {peak:,.0f} MB "
-            f"({loaded:,.0f} MB of it before the attack begins)"
+            f"({loaded:,.0f} MB of it before the attack starts)"
         )
     for note in filter(None, (*notes, busy_note())):
         console.print(f"note: {note}")

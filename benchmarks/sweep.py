@@ -1,11 +1,11 @@
-"""Sweeps: how much faster two jobs are than one, what bookkeeping costs, and ten thousand trials.
+"""Sweeps: how much faster two jobs are than one, the cost of bookkeeping, and ten thousand trials.
 
 Run: python -m benchmarks.sweep [--trials 12] [--seconds 10] [--recorded 10000]
 
-- rate: the same sweep of small trials with one and with two local jobs; workers are started before the clock.
+- rate: the same sweep of small trials with one and with two local jobs; workers are started before timing.
 - overhead: trials of about `--seconds` on a 3072-1000-1000-1 network in this process: the time outside the trials
   (claims, files, study) as a share of the time inside.
-- recorded: a study of so many finished trials; seconds to list it, to open it again, and for one more claim.
+- recorded: a study with that many finished trials; seconds to list it, to open it again, and to claim one more.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def sweep_spec(trials: int, steps: int, candidates: int) -> SweepSpec:
 
 
 class Clocked(InProcess):
-    """Counts the seconds inside trials."""
+    """Measures the seconds inside trials."""
 
     seconds = 0.0
 
@@ -64,7 +64,7 @@ def timed(target: AttackerView, spec: SweepSpec, directory: Path, executor: Exec
 
 
 def rate(trials: int, directory: Path) -> None:
-    """In turns, since the speed of a shared machine changes from minute to minute."""
+    """Alternates between both, since the speed of a shared machine changes from minute to minute."""
     target, seconds = view(64, 200, 200), {1: 0.0, 2: 0.0}
     executors = {jobs: Processes(jobs, threads=1) for jobs in seconds}
     try:
@@ -78,7 +78,7 @@ def rate(trials: int, directory: Path) -> None:
     finally:
         for executor in executors.values():
             executor.close()
-    print(f"rate      two jobs run {seconds[1] / seconds[2]:.2f} times as many trials a second as one")
+    print(f"rate      two jobs run {seconds[1] / seconds[2]:.2f} times as many trials per second as one")
 
 
 def overhead(length: float, directory: Path, trials: int = 3) -> None:
@@ -90,9 +90,7 @@ def overhead(length: float, directory: Path, trials: int = 3) -> None:
     whole = timed(target, sweep_spec(trials, steps, 200), directory / "overhead", executor)
     inside = executor.seconds / trials
     outside = whole / trials - inside
-    print(
-        f"overhead  {outside:.3f} s beside a trial of {inside:.1f} s: {100 * outside / inside:.2f} %", flush=True
-    )
+    print(f"overhead  {outside:.3f} s for a trial of {inside:.1f} s: {100 * outside / inside:.2f} %", flush=True)
 
 
 def recorded(count: int, directory: Path) -> None:
@@ -125,10 +123,10 @@ def recorded(count: int, directory: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=12, help="for the rate")
+    parser.add_argument("--trials", type=int, default=12, help="trials for the rate")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of a trial for the overhead")
     parser.add_argument("--recorded", type=int, default=10_000, help="finished trials of the large study")
-    parser.add_argument("--scratch", type=Path, help="where the sweeps are written; a temporary directory else")
+    parser.add_argument("--scratch", type=Path, help="where to write the sweeps; by default a temporary directory")
     chosen = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(dir=chosen.scratch) as directory:
         rate(chosen.trials, Path(directory))

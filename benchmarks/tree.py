@@ -2,7 +2,7 @@
 
     python -m benchmarks.tree [SRC]
 
-A file counts as run through if any of its functions is called, and as loaded if it is imported; both are seen
+A command runs through a file if it calls any of its functions, and loads it if it imports it; both are observed
 while a small real command runs.
 """
 
@@ -51,12 +51,13 @@ COMMANDS = {
     "reproduce": ("reproduce", "haim/fig4", "--scale", "smoke", "-o", "papers"),
 }
 WATCHED = """
-import json, pathlib, sys
+import inspect, json, pathlib, sys
 home = {home!r}
 called = set()
 def watch(frame, event, argument):
     code = frame.f_code
-    if event == "call" and code.co_name != "<module>" and code.co_filename.startswith(home):
+    is_function = code.co_flags & inspect.CO_OPTIMIZED and code.co_name[0] != "<"  # not a class body, not a module
+    if event == "call" and is_function and code.co_filename.startswith(home) and code.co_filename.endswith(".py"):
         called.add(code.co_filename)
 sys.argv = ["engram", *{arguments!r}]
 sys.setprofile(watch)

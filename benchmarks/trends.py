@@ -1,4 +1,4 @@
-"""Do the papers' trends hold on the numbers of `engram reproduce all`? Reads the JSON alone.
+"""Do the papers' trends hold on the numbers of `engram reproduce all`? Reads only the JSON.
 
 Exit code 0 if all hold, 1 if one does not, 2 if one could not be judged.
 
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if any(record["scale"] == "smoke" for record in records):
-        print("error: scale smoke shows that everything runs; its numbers say nothing", file=sys.stderr)
+        print("error: scale smoke only shows that everything runs; its numbers mean nothing", file=sys.stderr)
         return 2
     judged = trends(records)
     for trend in judged:

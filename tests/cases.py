@@ -1,4 +1,4 @@
-"""Small targets and random networks that many tests use."""
+"""Small targets and random networks for many tests."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def view(
 
 
 def points(n: int, d: int, seed: int = 0, labels: int = 2) -> tuple[Tensor, Tensor]:
-    """Random inputs [n, d] in float64 with labels that take turns."""
+    """Random inputs [n, d] in float64 with alternating labels."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(n, d, generator=generator, dtype=torch.float64), torch.arange(n) % labels

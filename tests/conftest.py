@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Shared by all tests."""
 
 from __future__ import annotations
 

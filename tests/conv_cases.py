@@ -1,4 +1,4 @@
-"""Small networks with convolutions, and faces of 12 x 12 pixels, that several tests use."""
+"""Small networks with convolutions and faces of 12 x 12 pixels for several tests."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def faces(start: int, count: int = SIZE) -> Tensor:
 
 @cache
 def written() -> ConvNetwork:
-    """A network whose first fully-connected layer is W = sum_i lambda_i y_i delta_i h_iᵀ over the first faces,
-    their mean taken away, with its own gates, as training leaves it, and a little noise."""
+    """A network whose first fully-connected layer is W = sum_i lambda_i y_i delta_i h_iᵀ over the first faces
+    minus their mean, with its own gates, as training leaves it, plus a little noise."""
     network = drawn("conv3x8 relu flatten 200 relu 1", torch.float32, bias="none")
     images = faces(0) - faces(0).mean(0)
     features, outgoing = network.features(images), 0.3 * network.weights[2].sign()
     weight = network.weights[1]
-    for _ in range(200):  # slowly to a point where the gates are those of the weights
+    for _ in range(200):  # slowly, until the gates agree with the weights
         gates = (features @ weight.T > 0).float()
         signals = 0.05 * Binary.signs(LABELS, torch.float32)[:, None] * gates * outgoing
         weight = torch.lerp(weight, signals.T @ features, 0.1)

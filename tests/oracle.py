@@ -1,4 +1,4 @@
-"""Slow, obvious references in plain Python and numpy; nothing here is shared with the code under test."""
+"""Slow, obvious reference code in plain Python and numpy; it shares nothing with the code under test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sigmoid(z: float) -> float:
 def smoothed_gradients(
     weights: list[Array], biases: list[Array | None], x: Array, slope: float, row: list[float]
 ) -> tuple[list[Array], list[Array | None]]:
-    """The gradient of sum_k row_k Phi_k(x) of a ReLU network by weights and biases, by hand.
+    """The gradient of sum_k row_k Phi_k(x) of a ReLU network with respect to weights and biases, by hand.
 
     Forward with exact ReLU; backward every ReLU passes sigmoid(slope z).
     """
@@ -43,7 +43,7 @@ def smoothed_gradients(
 
 @dataclass(frozen=True)
 class Jet:
-    """A number with its derivative along one direction; ReLU differentiates as the papers define it."""
+    """A number with its derivative along one direction; ReLU's derivative is that of the papers."""
 
     value: float
     slope: float = 0.0
@@ -77,7 +77,7 @@ def stationarity_derivative(
     alpha: float,
     moved: tuple[int, int],
 ) -> Jet:
-    """L_stationary and its derivative by coordinate `moved` = (sample, pixel); rows[i] weighs i's outputs."""
+    """L_stationary and its derivative in coordinate `moved` = (sample, pixel); rows[i] weights i's outputs."""
     m = len(points)
     left_weights = [[[Jet(value) for value in row] for row in weight] for weight in weights]
     left_biases = [None if bias is None else [Jet(value) for value in bias] for bias in biases]

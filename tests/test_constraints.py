@@ -1,4 +1,4 @@
-"""constraints.txt pins everything that `make install` brings, so that every install is the tested one."""
+"""constraints.txt pins everything that `make install` installs, so that every install is the tested one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plain(name: str) -> str:
 
 
 def needed(requirements: list[str], extras: set[str], found: set[str]) -> set[str]:
-    """Names of what the requirements bring on this platform, theirs included as far as they are installed."""
+    """Names of all packages that the requirements need on this platform, as far as they are installed."""
     for requirement in map(Requirement, requirements):
         marker, name = requirement.marker, plain(requirement.name)
         wanted = marker is None or any(marker.evaluate({"extra": extra}) for extra in extras | {""})

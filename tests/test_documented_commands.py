@@ -1,4 +1,4 @@
-"""Every command in README and docs is one that the command line takes."""
+"""Every command in README and docs is accepted by the command line."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def examples(text: str) -> list[str]:
 
 
 def found() -> list[tuple[str, str]]:
-    told = [(path.name, command) for path in DOCUMENTS for command in blocks(path.read_text())]
-    told += [(path.name, command) for path in DOCUMENTS for command in mentions(path.read_text())]
-    told += [(name, command) for name, text in HELP.items() for command in examples(text)]
-    return [(where, command) for where, command in told if "|" not in command]
+    listed = [(path.name, command) for path in DOCUMENTS for command in blocks(path.read_text())]
+    listed += [(path.name, command) for path in DOCUMENTS for command in mentions(path.read_text())]
+    listed += [(name, command) for name, text in HELP.items() for command in examples(text)]
+    return [(where, command) for where, command in listed if "|" not in command]
 
 
 def command_of(words: list[str]) -> tuple[Any, list[str]]:
@@ -56,27 +56,27 @@ def command_of(words: list[str]) -> tuple[Any, list[str]]:
     return command, words
 
 
-def require_options(told: str) -> None:
+def require_options(line: str) -> None:
     """Every word that looks like an option is one of the command."""
-    command, words = command_of(shlex.split(re.sub(r"[\[\]]", "", told))[1:])
+    command, words = command_of(shlex.split(re.sub(r"[\[\]]", "", line))[1:])
     options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     unknown = [word for word in words if re.match(r"--?[a-z]", word) and word not in options | {"--help"}]
-    assert not unknown, f"{unknown} are no options of {command.name}"
+    assert not unknown, f"{unknown} are not options of {command.name}"
 
 
-@pytest.mark.parametrize(("where", "told"), found())
-def test_options_exist(where: str, told: str) -> None:
-    require_options(told)
+@pytest.mark.parametrize(("where", "line"), found())
+def test_options_exist(where: str, line: str) -> None:
+    require_options(line)
 
 
-BLOCKS = [(path.name, told) for path in DOCUMENTS for told in blocks(path.read_text()) if "[" not in told]
-WHOLE = BLOCKS + [(name, told) for name, text in HELP.items() for told in examples(text)]
+BLOCKS = [(path.name, line) for path in DOCUMENTS for line in blocks(path.read_text()) if "[" not in line]
+WHOLE = BLOCKS + [(name, line) for name, text in HELP.items() for line in examples(text)]
 
 
-@pytest.mark.parametrize(("where", "told"), WHOLE)
-def test_whole_commands_are_taken_as_they_stand(where: str, told: str) -> None:
+@pytest.mark.parametrize(("where", "line"), WHOLE)
+def test_whole_commands_are_accepted_as_written(where: str, line: str) -> None:
     """Arguments that are missing or of the wrong type are errors of the parser; nothing is run."""
-    command, words = command_of([PLACEHOLDERS.get(word, word) for word in shlex.split(told)][1:])
+    command, words = command_of([PLACEHOLDERS.get(word, word) for word in shlex.split(line)][1:])
     command.make_context(command.name, words)
 
 

@@ -1,4 +1,4 @@
-"""Every kind of model meets every recipe, space and command: each works, or says in one sentence what does."""
+"""Every kind of model with every recipe, space and command: each works, or one sentence says what does."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def options(kind: str, outputs: int) -> tuple[str, ...]:
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_run_is_resumed_and_watched(kind: str, task: str, recipe: str, tmp_path: Path) -> None:
-    """From its record alone, to the same bits as an undisturbed one; what the caller gave is what it stores."""
+    """From its record alone, to the same bits as an undisturbed run; the record stores what the caller gave."""
     outputs = TASKS[task]
     layers = KINDS[kind]
     model = written(kind, outputs, tmp_path)
@@ -132,7 +132,7 @@ def test_the_command_takes_the_search_that_fits_the_task(task: str, tmp_path: Pa
 
 
 def other_kinds(place: Path) -> dict[str, tuple[object, ...]]:
-    """What a person may point a command at, beside the kinds above."""
+    """What else a user may pass to a command."""
     linear, deep = nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten())
     torch.save(linear.state_dict(), place / "linear.pt")
     torch.save({**deep.state_dict(), "out.weight": torch.ones(1, 48)}, place / "no-hidden.pt")
@@ -180,10 +180,10 @@ def test_every_command_works_or_says_what_does(command: str, kind: str, tmp_path
     assert ";" in error or "--recipe" in error, "the cause, and the cure"
 
 
-def test_a_whole_kernel_network_is_audited_again_where_it_stopped(tmp_path: Path) -> None:
-    model, said = written("whole kernel", 1, tmp_path), options("whole kernel", 1)
-    asked = ("audit", model, *said, "--baselines", "none", "-o", tmp_path / "out")
+def test_an_audit_of_a_whole_kernel_network_is_resumed(tmp_path: Path) -> None:
+    model, described = written("whole kernel", 1, tmp_path), options("whole kernel", 1)
+    asked = ("audit", model, *described, "--baselines", "none", "-o", tmp_path / "out")
     engram(*asked, "--budget", "0.3s")
     engram(*asked, "--resume")
     assert isinstance(network("whole kernel", 1), ConvNetwork)
-    assert read_record(tmp_path / "out")["architecture"] == Architecture.parse(said[-1], SHAPE).text
+    assert read_record(tmp_path / "out")["architecture"] == Architecture.parse(described[-1], SHAPE).text

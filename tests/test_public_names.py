@@ -1,4 +1,4 @@
-"""`import engram` is instant and gives every public name."""
+"""`import engram` is instant and provides every public name."""
 
 from __future__ import annotations
 

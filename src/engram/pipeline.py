@@ -1,12 +1,13 @@
-"""READ FIRST. The whole flow, one call a stage:
+"""READ FIRST. The whole flow, one call per stage:
 
-    build_target   data -> trained network              (the owner's side; skipped for a model that exists)
-    open_view      model -> AttackerView                (weights, input shape, task; no data beyond this line)
+    build_target   data -> trained network              (the owner's side; skipped for an existing model)
+    open_view      model -> AttackerView                (weights, input shape, task; no data past this point)
     make_attack    AttackerView -> Attack               (engine, haim2022 or buzaglo2023)
     attack         Attack -> Reconstruction             (candidates, duals, labels)
-    compare        Reconstruction + data -> ScoreReport (what was recovered, beside its null counts)
+    compare        Reconstruction + data -> ScoreReport (what was recovered, with its null counts)
 
-Each stage takes built objects and returns a value; with a `directory` it leaves files that survive a kill.
+Each stage takes built objects and returns a value. With a `directory` it also writes files, so that a killed run
+can be resumed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from engram.training.target import (
 )
 
 CONVOLUTIONAL_B = 1.5
-"""The 2023 paper averages candidates within this times the nearest distance for convolutional networks."""
+"""For convolutional networks, the 2023 paper averages candidates within this multiple of the nearest distance."""
 
 
 def build_target(
@@ -63,9 +64,9 @@ def build_target(
     cache: TargetCache | None = None,
     data: Split | None = None,
 ) -> Target[N]:
-    """Train a network on the chosen images and measure it on images that it never saw, or find it in the cache.
+    """Train a network on the chosen images and measure it on images that it never saw, or take it from the cache.
 
-    `data` is what `choice` loads, where the caller has it already.
+    `data` is what `choice` loads, for callers that have loaded it already.
     """
     data = data or choice.load(root)
     require_classes(data.train.classes, task)
@@ -75,11 +76,11 @@ def build_target(
         if directory is not None and kept.card is not None:
             _prepared(directory, resume, snapshot_every)
             save_target(directory, kept.network, kept.card)
-        return cast("Target[N]", kept)  # the key holds the kind of network
+        return cast("Target[N]", kept)  # the key includes the kind of network
     observed, snapshots = list(observers), None
     if directory is not None:
         snapshots = _prepared(directory, resume, snapshot_every)
-        # along the flow a hundredth of the epochs is the rule, and the bound of a million says nothing
+        # a flow typically takes a hundredth of its epochs, so its limit of a million is no guide
         every = 10 if recipe.flow is not None else max(1, recipe.epochs // 1000)
         observed.append(MetricsLog(RunDirectory(directory).metrics, every=every))
     network, solution = train(
@@ -137,13 +138,13 @@ def attack(
     snapshot_every: float = 20.0,
     observers: Sequence[Observer] = (),
 ) -> tuple[Reconstruction, Solution]:
-    """Reconstruct training images from the attack's view alone. `model` is only the name written into run.json."""
+    """Reconstruct training images from the attack's view alone. `model` is only the name for run.json."""
     budget = Budget(steps=chosen.total_steps, seconds=seconds)
     observed, snapshots = list(observers), None
     if directory is not None:
         snapshots = _prepared(directory, resume, snapshot_every)
         if resume and snapshots.path.exists():
-            snapshots.load(chosen.fingerprint())  # refuse another run's snapshot before its run.json is replaced
+            snapshots.load(chosen.fingerprint())  # refuse another run's snapshot before replacing its run.json
         observed.append(MetricsLog(RunDirectory(directory).metrics, every=max(1, chosen.total_steps // 1000)))
         _record(directory, chosen, model, None)
     solution = run(chosen, budget, snapshots=snapshots, resume=resume, observers=observed)
@@ -164,7 +165,10 @@ def compare(
     assignment: Assignment = "nearest",
     seed: int = 0,
 ) -> ScoreReport:
-    """Match candidates with training images, held-out images and noise; vectors are scored by distance."""
+    """Match candidates with training images and held-out images, and noise with training images.
+
+    Vectors are scored by distance.
+    """
     images = data.train.images
     outputs = None
     if network is not None:
@@ -184,14 +188,14 @@ def compare(
 
 
 def default_protocol(images: Tensor, network: Network | None) -> ScoringProtocol:
-    """The 2023 paper's, B = 1.5 for convolutional networks; vectors have their own."""
+    """The 2023 paper's, with B = 1.5 for convolutional networks; vectors have their own."""
     if images.ndim != 4:
         return VectorProtocol()
     return Buzaglo2023Protocol(B=CONVOLUTIONAL_B) if isinstance(network, ConvNetwork) else Buzaglo2023Protocol()
 
 
 def _prepared(directory: Path, resume: bool, snapshot_every: float) -> Snapshots:
-    """Snapshots in a writable directory without another run."""
+    """Snapshots in a directory that is writable and contains no other run."""
     files.prepare_directory(directory)
     if not resume:
         require_free(directory)

@@ -1,4 +1,4 @@
-"""Model inversion climbs and descends; weights are shown as they are."""
+"""Model inversion climbs and descends; weights are shown unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cases import view
 
 
 def test_half_of_the_starts_climb_and_half_descend() -> None:
-    """Of f(x) = x_0 (through relu(x_0) - relu(-x_0)) the extremes are the ends of the pixel range."""
+    """For f(x) = x_0 (as relu(x_0) - relu(-x_0)) the extremes are the ends of the pixel range."""
     first = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
     linear = AttackerView(DenseNetwork((first, torch.tensor([[1.0, -1.0]])), (None, None)), (2,), Binary())
     settings = InversionSettings(images=40, steps=50)
@@ -28,11 +28,11 @@ def test_half_of_the_starts_climb_and_half_descend() -> None:
     assert bool((moved[1::2] <= 0).all())
     found = invert(linear, settings)
     assert found.outputs.tolist() == sorted(found.outputs.tolist())
-    assert float(found.outputs[0]) == -1.0, "the boldest rate reaches the end of the range"
+    assert float(found.outputs[0]) == -1.0, "the largest rate reaches the end of the range"
     assert float(found.outputs[-1]) == 1.0
 
 
-def test_gradient_steps_are_those_of_the_definition() -> None:
+def test_gradient_steps_follow_the_definition() -> None:
     search = Inversion(view(6, 9, 1), InversionSettings(images=4, steps=1, batch=3))
     state = search.init()
     images = state["images"].clone().requires_grad_()

@@ -1,4 +1,4 @@
-"""The published scheme against references written by hand."""
+"""The published scheme compared with hand-written references."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_residuals_equal_hand_written_backpropagation(sizes: tuple[int, ...], bi
     assert stationarity_loss(found).item() == pytest.approx(total, abs=1e-10)
 
 
-def test_smoothed_relu_second_derivative_equals_the_sigmoid_s() -> None:
+def test_smoothed_relu_second_derivative_is_that_of_the_sigmoid() -> None:
     slope = 19.1
     z = torch.linspace(-0.4, 0.4, 41, dtype=torch.float64, requires_grad=True)
     (first,) = torch.autograd.grad(smoothed_relu(slope)(z).sum(), z, create_graph=True)
@@ -106,7 +106,7 @@ def test_zero_residual_at_the_support_vectors_of_a_hard_margin_problem() -> None
     duals = np.linalg.solve(support @ support.T, np.ones(len(support)))
     theta = support.T @ duals
     assert (duals > 0).all()
-    assert ((y[:, None] * X) @ theta).min() == pytest.approx(1.0, abs=1e-9)  # feasible: a KKT point indeed
+    assert ((y[:, None] * X) @ theta).min() == pytest.approx(1.0, abs=1e-9)  # feasible: so it is a KKT point
 
     linear = DenseNetwork((torch.tensor(theta)[None],), (None,))
     chosen = torch.tensor(active)
@@ -154,7 +154,7 @@ def test_steps_equal_torch_sgd_with_momentum() -> None:
     torch.testing.assert_close(solution.state["duals"], duals.detach(), rtol=0, atol=1e-12)
 
 
-def test_a_common_margin_pulls_candidates_that_are_in_use_together() -> None:
+def test_margin_weight_gives_candidates_in_use_a_common_margin() -> None:
     view = cases.view(3, 6, 5, 1)
     alone = Haim2022(
         candidates=6,
@@ -178,10 +178,10 @@ def test_a_common_margin_pulls_candidates_that_are_in_use_together() -> None:
     assert end < 0.2 * start
     unused = torch.tensor([1.0, 1.0, 0.0])
     value = margin_loss(torch.tensor([2.0, 2.0, 9.0]), unused, torch.tensor(1.0))
-    assert float(value) == 0.0, "a candidate without a dual may lie anywhere"
+    assert float(value) == 0.0, "a candidate without a dual may have any margin"
 
 
-def test_start_follows_the_papers_distributions() -> None:
+def test_start_has_the_distributions_of_the_papers() -> None:
     view = cases.view(50, 3, 1)
     state = PublishedScheme(view, Haim2022(candidates=2000, image_std=0.01)).init()
     assert float(state["images"].std()) == pytest.approx(0.01, rel=0.02)
@@ -198,7 +198,7 @@ def test_divergence_names_step_and_cure() -> None:
     assert "lower lr_images (now 1e+09)" in solution.message
 
 
-def test_same_seed_same_candidates_other_seed_others() -> None:
+def test_candidates_depend_only_on_the_seed() -> None:
     def images(seed: int) -> torch.Tensor:
         scheme = PublishedScheme(cases.view(3, 6, 1), Haim2022(candidates=4, seed=seed))
         return run(scheme, Budget(steps=3)).state["images"]
@@ -211,7 +211,7 @@ def test_same_seed_same_candidates_other_seed_others() -> None:
     ("change", "message"),
     [
         ({"candidates": 0}, "candidates must be positive, got 0"),
-        ({"dual_weight": 0.0}, "dual_floor must be 0 where dual_weight is 0, as for regression, got 0.498; leave"),
+        ({"dual_weight": 0.0}, "dual_floor must be 0 if dual_weight is 0, as for regression, got 0.498; leave"),
         ({"lr_images": 0.0}, "lr_images must be positive"),
         ({"momentum": 1.0}, r"momentum must lie in \[0, 1\)"),
         ({"dtype": "float16"}, "dtype must be float32 or float64"),
@@ -224,7 +224,7 @@ def test_settings_are_checked(change: dict[str, object], message: str) -> None:
         Haim2022(**change)  # type: ignore[arg-type]
 
 
-def test_view_refuses_what_the_attack_can_t_read() -> None:
+def test_view_refuses_unreadable_networks() -> None:
     network = cases.network(12, 4, 2)
     network.weights[0][0, 0] = math.nan
     with pytest.raises(Exception, match="NaN or infinite") as caught:

@@ -1,4 +1,4 @@
-"""The 2023 extension of the published scheme: classes in both forms, duals of either sign; against hand-made."""
+"""The 2023 extension of the published scheme compared with hand-written code: both class forms, signed duals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLOPE = 6.0
 
 
 def by_hand(network: DenseNetwork, task: Task, inputs: Tensor, labels: Tensor, duals: Tensor) -> list[list[float]]:
-    """Rows c_i, written out from the equations of the paper."""
+    """Rows c_i, from the equations of the paper."""
     rows = []
     for x, y, dual in zip(inputs.detach(), labels.tolist(), duals.tolist(), strict=True):
         outputs = network(x[None])[0].tolist()
@@ -75,7 +75,7 @@ def test_residuals_equal_hand_written_backpropagation(task: Task, bias: BiasPoli
 
 
 @EVERY_FORM
-def test_gradient_by_the_images_equals_forward_mode_by_hand(task: Task) -> None:
+def test_gradient_of_the_images_equals_forward_mode_by_hand(task: Task) -> None:
     network, inputs, labels, duals = problem(task, "all")
     inputs.requires_grad_()
     loss = stationarity_loss(residuals(network, task, smoothed_relu(SLOPE), inputs, labels, duals))
@@ -103,7 +103,7 @@ def scheme(task: Task, **changes: object) -> PublishedScheme:
 
 
 @EVERY_FORM
-def test_loss_falls_and_the_own_class_stays_out(task: Task) -> None:
+def test_loss_falls_and_duals_of_the_own_class_stay_zero(task: Task) -> None:
     attack = scheme(task, steps=300)
     first = float(attack.step(attack.init())["loss"])
     solution = run(attack, Budget(steps=300))
@@ -136,7 +136,7 @@ def test_the_two_forms_have_different_fingerprints(tmp_path: Path) -> None:
 
 
 @EVERY_FORM
-def test_divergence_is_an_outcome_that_names_the_rates(task: Task) -> None:
+def test_divergence_names_the_rates(task: Task) -> None:
     solution = run(scheme(task, lr_duals=1e9), Budget(steps=100))
     assert solution.reason is StopReason.DIVERGED
     assert "lr_duals (now 1e+09)" in solution.message
@@ -169,7 +169,7 @@ def test_every_known_setting_fits_a_task() -> None:
         assert attack.recipe == ("haim2022" if task == Binary() else "buzaglo2023")
 
 
-def test_candidates_keep_their_pair_duals_on_disk_and_when_taken(tmp_path: Path) -> None:
+def test_candidates_keep_their_pair_duals_when_saved_and_selected(tmp_path: Path) -> None:
     pairs = torch.tensor([[0.0, 1.0, 2.0], [0.25, 0.0, 0.25], [-4.0, 0.0, 0.0]])
     found = Reconstruction(torch.arange(3.0)[:, None], pairs.sum(1), torch.tensor([0, 1, 2]), pair_duals=pairs)
     found.save(tmp_path / "r.safetensors")
@@ -177,7 +177,7 @@ def test_candidates_keep_their_pair_duals_on_disk_and_when_taken(tmp_path: Path)
     assert again.pair_duals is not None
     assert torch.equal(again.pair_duals, pairs)
     kept = again.pruned(1.0)
-    assert kept.labels.tolist() == [0, 2], "a dual's size counts, not its sign"
+    assert kept.labels.tolist() == [0, 2], "only the size of a dual matters, not its sign"
     assert kept.pair_duals is not None
     assert torch.equal(kept.pair_duals, pairs[[0, 2]])
     assert kept.scores is None

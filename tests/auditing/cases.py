@@ -1,4 +1,4 @@
-"""Small targets that audits are tried on: one that learnt its faces by heart, one that learnt others."""
+"""Small targets for audits: one that memorised the given faces, one that memorised others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def faces(start: int, count: int = 20) -> ImageSet:
 
 @cache
 def memorising(start: int = 0) -> DenseNetwork:
-    """A network that knows 20 faces by heart."""
+    """A network that has memorised 20 faces."""
     own = faces(start)
     inputs = own.images - own.images.mean(0)
     recipe = Recipe(lr=0.02, epochs=1000)
@@ -47,6 +47,6 @@ def leaking() -> AuditRecord:
 
 @cache
 def innocent() -> AuditRecord:
-    """The same audit of a network that learnt other faces."""
+    """The same audit of a network trained on other faces."""
     network = memorising(40)
     return audit(network, input_shape=SHAPE, train=faces(0), held_out=faces(20), settings=QUICK, baselines="none")

@@ -1,4 +1,4 @@
-"""The audit's word: leaking models leak, innocent ones do not, and wrong inputs are named."""
+"""The audit's verdict: leaking models leak, innocent ones do not, and wrong inputs are named."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from engram.auditing.comparison import ON_BOUNDARIES, blind_view
 from engram.auditing.record import AuditRecord
 from engram.auditing.run import audit
 from engram.core.errors import ConfigError, DataError, UnsupportedModelError
-from engram.members.boundaries import dense_part
-from engram.scoring.confidence import reliability
+from engram.members.kkt import dense_part
+from engram.scoring.curves import reliability
 from engram.scoring.metrics import ncc
 from tests.auditing.cases import QUICK, SHAPE, faces, innocent, leaking, memorising
 from tests.cases import network
 
 
-def test_a_network_that_knows_faces_by_heart_leaks() -> None:
+def test_a_network_that_memorised_the_faces_leaks() -> None:
     record = leaking()
     assert record.verdict.outcome == "leak found"
     assert record.verdict.leaks
@@ -31,12 +31,12 @@ def test_a_network_that_knows_faces_by_heart_leaks() -> None:
     row = record.comparison.count
     assert row.train >= 8
     assert row.held_out == 0
-    assert f"{row.train} of 20 training records came back" in record.verdict.sentence
+    assert f"{row.train} of 20 training records were recovered" in record.verdict.sentence
     assert record.comparison.roc is not None
     assert record.comparison.roc.at(0) >= 0.4
 
 
-def test_a_network_that_never_saw_the_faces_does_not() -> None:
+def test_a_network_that_never_saw_the_faces_does_not_leak() -> None:
     record = innocent()
     assert record.verdict.outcome == "no leak found"
     assert "not a proof of safety" in record.verdict.sentence
@@ -44,7 +44,7 @@ def test_a_network_that_never_saw_the_faces_does_not() -> None:
     assert record.verdict.p_membership > 0.005
 
 
-def test_an_untrained_network_is_no_suspect_in_the_blind_mode() -> None:
+def test_an_untrained_network_is_not_suspected_in_blind_mode() -> None:
     untrained = network(625, 100, 30, 1, dtype=torch.float32)
     record = audit(untrained, input_shape=SHAPE, settings=QUICK, baselines="none")
     assert record.mode == "blind"
@@ -75,7 +75,7 @@ def test_a_module_gives_the_same_record_as_its_weights() -> None:
     assert record.risk_csv() == leaking().risk_csv()
 
 
-def test_the_json_and_the_table_say_what_the_record_says() -> None:
+def test_the_json_and_the_table_agree_with_the_record() -> None:
     record = leaking()
     read = json.loads(json.dumps(record.to_json(), allow_nan=False))
     assert read["schema_version"] == 2
@@ -86,14 +86,14 @@ def test_the_json_and_the_table_say_what_the_record_says() -> None:
     rows = list(csv.DictReader(io.StringIO(record.risk_csv())))
     assert sorted(int(row["index"]) for row in rows) == list(range(20))
     recovered = [row["recovered"] == "True" for row in rows]
-    assert recovered == sorted(recovered, reverse=True), "the worst first"
+    assert recovered == sorted(recovered, reverse=True), "highest risk first"
     assert sum(recovered) == read["comparison"]["scores"]["counts"]["ncc>0.8"]["train"]
     assert all(float(row["ceiling_ssim"]) <= 1 for row in rows)
     assert record.timeline[-1].step == record.attack.steps
 
 
-def test_the_confidence_is_checked_against_the_truth() -> None:
-    """Against a definition of its own: candidates that are training images, and noise."""
+def test_the_confidence_is_checked_against_the_data() -> None:
+    """On candidates whose precision is known: training images, and noise."""
     own = faces(0)
     inputs = own.images - own.images.mean(0)
     noise = torch.randn(20, *SHAPE, generator=torch.Generator().manual_seed(0))
@@ -105,7 +105,7 @@ def test_the_confidence_is_checked_against_the_truth() -> None:
     assert [(one.k, one.train) for one in checked.precision] == [(10, 1.0), (20, 1.0), (40, 0.5)]
 
 
-def test_a_candidate_that_lies_on_boundaries_is_believed() -> None:
+def test_a_candidate_on_many_boundaries_gets_a_high_confidence() -> None:
     """The training images themselves, offered as candidates that no restart agrees on."""
     view, own = leaking().view, faces(0)
     images = torch.cat([own.images - own.images.mean(0), faces(20).images - own.images.mean(0)])
@@ -115,7 +115,7 @@ def test_a_candidate_that_lies_on_boundaries_is_believed() -> None:
     believed = found.found.scores >= ON_BOUNDARIES - 1e-6
     real = ncc(found.found.images, images[:20]).amax(1) > 0.999
     assert int((believed & real).sum()) >= 5
-    assert int((believed & ~real).sum()) == 0, "no held-out image lies on so many"
+    assert int((believed & ~real).sum()) == 0, "no held-out image lies on that many"
 
 
 def test_without_a_control_nothing_is_more_than_suspected() -> None:
@@ -130,12 +130,15 @@ def test_without_a_control_nothing_is_more_than_suspected() -> None:
     ("change", "message"),
     [
         ({"input_shape": (3, 25, 25)}, "input shape 3x25x25 has 1,875 values, but the first layer takes 625"),
-        ({"input_shape": None}, "does not say what shape its inputs have"),
+        ({"input_shape": None}, "does not specify the shape of its inputs"),
         ({"train": (torch.zeros(4, 1, 5, 5), torch.zeros(4))}, "train must have the model's input shape 1x25x25"),
         ({"train": (torch.zeros(4, *SHAPE), torch.full((4,), 2))}, "train: labels must lie in 0..1"),
-        ({"held_out": (torch.zeros(0, *SHAPE), torch.zeros(0))}, "held_out must hold at least one record, got 0"),
-        ({"held_out": "same"}, "held_out must hold no training record: it is the control, got '20 that are in"),
-        ({"train": None}, "held_out and mean say nothing without train"),
+        (
+            {"held_out": (torch.zeros(0, *SHAPE), torch.zeros(0))},
+            "held_out must contain at least one record, got 0",
+        ),
+        ({"held_out": "same"}, "held_out must contain no training record: it is the control, got '20 that are"),
+        ({"train": None}, "held_out and mean have no effect without train"),
         ({"baselines": "some"}, "baselines must be one of none, quick, full, got 'some'"),
         ({"mean": torch.zeros(3)}, "mean must have the model's input shape 1x25x25"),
     ],
@@ -158,7 +161,7 @@ def test_notebooks_show_the_verdict_and_the_gallery() -> None:
 
 
 def test_several_classes_are_audited_too() -> None:
-    """What is known of two classes alone is left out, the rest is there."""
+    """What is defined only for two classes is left out, the rest is there."""
     images = faces(0).images
     labels = torch.arange(20) % 4
     given = {"train": (images[:12], labels[:12]), "held_out": (images[12:], labels[12:])}
@@ -181,5 +184,5 @@ def test_vectors_have_no_gallery() -> None:
     record = audit(made, input_shape=(12,), train=(values[:4], labels[:4]), held_out=(values[4:], labels[4:]))
     assert record.verdict.outcome in ("no leak found", "leak suspected")
     text = record.to_html()
-    assert "The inputs are no images" in text
+    assert "The inputs are not images" in text
     assert "data:image" not in text

@@ -1,4 +1,4 @@
-"""The audit of networks that begin with convolutions: the same word, over features."""
+"""The audit of networks that begin with convolutions: the same verdict, on features."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ QUICK = EngineSettings(restarts=2, steps=200, prior=0.2)
 
 @cache
 def audited(start: int) -> AuditRecord:
-    """With the faces from `start` on said to be the training faces; those from 0 on are."""
+    """With the faces from `start` on given as training faces; the real ones start at 0."""
     given = {"train": (faces(start), LABELS), "held_out": (faces(100), LABELS), "mean": faces(0).mean(0)}
     return audit(written(), settings=QUICK, baselines="quick" if start == 0 else "none", **given)  # type: ignore[arg-type]
 
 
-def test_faces_that_it_holds_are_found_and_others_are_not() -> None:
+def test_faces_in_the_weights_are_found_and_others_are_not() -> None:
     leaking, innocent = audited(0), audited(50)
     assert leaking.verdict.outcome == "leak found"
     assert leaking.comparison is not None
@@ -44,13 +44,13 @@ def test_faces_that_it_holds_are_found_and_others_are_not() -> None:
     assert any("gets only" in warning for warning in innocent.comparison.warnings)  # type: ignore[union-attr]
 
 
-def test_the_report_says_what_is_read_and_what_is_not_known() -> None:
+def test_the_report_says_what_is_read_and_what_is_unknown() -> None:
     record = audited(0)
     text, read = record.to_html(), json.loads(json.dumps(record.to_json(), allow_nan=False))
     assert "Spectrum of the first fully-connected layer" in text
     assert "there is no ceiling" in text
     assert "ceiling SSIM" not in text
-    assert "Equations enough" not in text
+    assert "enough equations" not in text
     assert "Baseline: first-layer kernels" in text
     assert "calibrated on fully-connected targets" in text
     assert f"--arch &#39;{record.architecture}&#39;" in text
@@ -64,7 +64,7 @@ def test_the_report_says_what_is_read_and_what_is_not_known() -> None:
     assert read["comparison"]["risks"][0]["dual"] is not None
 
 
-def test_blind_it_shows_candidates_and_goes_on_after_a_kill(tmp_path: Path) -> None:
+def test_a_blind_audit_shows_candidates_and_is_resumed_after_a_kill(tmp_path: Path) -> None:
     record = audit(written(), settings=QUICK, baselines="none", directory=tmp_path / "run")
     assert record.mode == "blind"
     assert record.verdict.outcome == "leak suspected"
@@ -75,7 +75,7 @@ def test_blind_it_shows_candidates_and_goes_on_after_a_kill(tmp_path: Path) -> N
     assert torch.equal(again.blind.found.images, record.blind.found.images)
 
 
-def test_an_untrained_network_is_no_suspect() -> None:
+def test_an_untrained_network_is_not_suspected() -> None:
     untrained = drawn("conv3x8 relu flatten 200 relu 1", torch.float32)
     short = EngineSettings(restarts=2, steps=20, prior=0.2, candidates=8)
     record = audit(untrained, settings=short, baselines="none")
@@ -115,8 +115,8 @@ def test_a_module_a_state_dict_and_a_file_with_their_layers(tmp_path: Path) -> N
             {"model": written().params, "arch": "conv3x8 relu flatten 200 relu 1"},
             "--arch needs the shape of one input",
         ),
-        ({"arch": "conv3x8 relu flatten 100 relu 1"}, "says which layers it has; leave --arch out"),
-        ({"input_shape": (1, 6, 24)}, "input shape 1x6x24 is not the 1x12x12 of the network's layers"),
+        ({"arch": "conv3x8 relu flatten 100 relu 1"}, "specifies its own layers, which differ; leave --arch out"),
+        ({"input_shape": (1, 6, 24)}, "input shape 1x6x24 differs from the 1x12x12 of the network's layers"),
         ({"model": drawn("conv3x3 relu flatten 1")}, "`engram reconstruct --recipe buzaglo2023`"),
         ({"model": drawn("conv3x3 relu flatten 5 5 relu 1")}, "`engram reconstruct --recipe buzaglo2023`"),
     ],

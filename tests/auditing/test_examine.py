@@ -1,4 +1,4 @@
-"""Ceiling, boundaries, margins and the verdict, by hand and on a small trained gate."""
+"""Ceiling, boundaries, margins and the verdict, on cases computed by hand and on a small trained gate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engram.auditing.reach import inspection_record, judge
 from engram.core.errors import ConfigError
 from engram.data.choice import DataChoice
 from engram.data.sets import Split
-from engram.members.boundaries import boundaries, dense_part
+from engram.members.kkt import boundaries, dense_part
 from engram.models.networks import DenseNetwork
 from engram.models.tasks import Binary, Multiclass
 from engram.models.view import AttackerView
@@ -28,7 +28,7 @@ Gate = tuple[AttackerView, Split, Description, Examination]
 
 @pytest.fixture(scope="module")
 def gate() -> Gate:
-    """Ten faces, a 60-40 network, trained until it has them by heart."""
+    """Ten faces, a 60-40 network, trained until it has memorised them."""
     choice = DataChoice(name="faces", labels="gate", n=10)
     target = build_target(choice, MLPSpec(inputs=625, widths=(60, 40)), Recipe(epochs=800, lr=0.05), Binary())
     data = choice.load()
@@ -134,7 +134,7 @@ def test_noise_need_not_be_explained(gate: Gate) -> None:
     first, *others = description.layers
     noisy = replace(description, layers=(replace(first, noise=Noise(1.0, 0.9)), *others))
     layers = found.kkt.layers
-    gaps = {"in reach": 0.96, "out of reach": 0.99}  # 8 % and 2 % explained, of 10 % that is no noise
+    gaps = {"in reach": 0.96, "out of reach": 0.99}  # 8 % and 2 % explained, of 10 % that is not noise
     for gap in gaps.values():
         kkt = replace(found.kkt, layers=(replace(layers[0], gap=gap), *layers[1:]))
         verdict = judge(noisy, replace(found, kkt=kkt))
@@ -142,12 +142,12 @@ def test_noise_need_not_be_explained(gate: Gate) -> None:
         assert "90%" in verdict.sentence
 
 
-def test_a_ceiling_no_higher_than_the_mean_s_is_out_of_reach(gate: Gate) -> None:
+def test_a_ceiling_no_higher_than_that_of_the_mean_is_out_of_reach(gate: Gate) -> None:
     _, _, description, found = gate
     low = replace(found, ceiling=replace(found.ceiling, ssim=found.ceiling.mean_ssim))
     verdict = judge(description, low)
     assert (verdict.in_reach, verdict.decided_by) == (False, "ceiling")
-    assert "no more than by the mean image alone" in verdict.sentence
+    assert "no more than the mean image alone" in verdict.sentence
 
 
 def test_weights_decide_before_samples_do() -> None:
@@ -173,7 +173,7 @@ def test_weights_decide_before_samples_do() -> None:
     assert judge(describe(linear)).decided_by == "hidden layer"
 
 
-def test_the_record_is_plain_json_with_one_row_a_sample(gate: Gate) -> None:
+def test_the_record_is_plain_json_with_one_row_per_sample(gate: Gate) -> None:
     view, _, description, found = gate
     verdict = judge(description, found)
     record = json.loads(json.dumps(inspection_record(view, description, verdict, found), allow_nan=False))

@@ -23,7 +23,7 @@ def noisy(rows: int, columns: int, std: float, rank: int = 0) -> Tensor:
 
 
 def with_first_layer(weight: Tensor) -> AttackerView:
-    """A network with that first layer, as a stranger sees it."""
+    """A network with that first layer, as an attacker sees it."""
     base = network(weight.shape[1], weight.shape[0], 1)
     return AttackerView(DenseNetwork((weight, base.weights[1]), base.biases), (weight.shape[1],), Binary())
 

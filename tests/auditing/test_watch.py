@@ -1,4 +1,4 @@
-"""Watching: a run's directory, whole, cut short or gone, in the terminal and on loopback."""
+"""Watching: a run's directory, complete, cut short or missing, in the terminal and on loopback."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.cases import network
 
 @pytest.fixture
 def running(tmp_path: Path) -> Path:
-    """A run that was cut off after 6 of its steps, as its directory looks while it goes on."""
+    """A run that was cut off after 6 of its steps, as its directory looks while it is running."""
     made = network(625, 40, 1)
     write_tensors(tmp_path / "model.safetensors", made.params)
     engine = Engine(
@@ -52,7 +52,7 @@ def test_a_running_directory_is_read_as_it_is(running: Path) -> None:
     assert [step for step, _ in status.losses] == [1, 2, 3, 4, 5, 6]
     assert status.images is not None
     assert status.images.shape == (len(status.captions), *SHAPE)
-    assert 1 <= len(status.captions) <= 8, "what is the same image is merged"
+    assert 1 <= len(status.captions) <= 8, "candidates of the same image are merged"
     assert 0 <= float(status.images.min()) <= float(status.images.max()) <= 1
     assert status.note is None
 
@@ -72,7 +72,7 @@ def test_a_model_that_is_gone_costs_only_the_pictures(running: Path) -> None:
     assert status.step == 6
     assert status.images is None
     assert "model.safetensors" in str(status.note)
-    with pytest.raises(CheckpointError, match="holds no run"):
+    with pytest.raises(CheckpointError, match="contains no run"):
         Watcher(running.parent).look()
 
 
@@ -89,19 +89,19 @@ def test_the_terminal_shows_progress_loss_and_pictures(running: Path) -> None:
 
 
 def served(running: Path) -> str:
-    """The address of a server in a thread of its own, which ends with the process."""
-    told: list[str] = []
+    """The address of a server in its own thread, which ends with the process."""
+    addresses: list[str] = []
     ready = threading.Event()
 
     def started(address: str) -> None:
-        told.append(address)
+        addresses.append(address)
         ready.set()
 
     threading.Thread(
         target=serve, args=(Watcher(running),), kwargs={"port": 0, "every": 2.0, "started": started}, daemon=True
     ).start()
     assert ready.wait(30)
-    return told[0]
+    return addresses[0]
 
 
 def fetched(address: str, **headers: str) -> tuple[int, str]:
@@ -114,7 +114,7 @@ def fetched(address: str, **headers: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_the_browser_view_is_for_this_machine_alone(running: Path) -> None:
+def test_the_browser_view_is_for_this_machine_only(running: Path) -> None:
     address = served(running)
     assert address.startswith("http://127.0.0.1:")
     code, text = fetched(address)

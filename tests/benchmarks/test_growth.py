@@ -1,4 +1,4 @@
-"""The growth of costs: sizes, lines, estimates, and a whole small run."""
+"""How costs grow: sizes, fits, estimates, and a complete small run."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def test_every_n_is_measured_at_both_ends_of_the_widths() -> None:
     assert {width for n, width in pairs if n == 500} == {1000, 2000, 5000, 10_000}
 
 
-def test_workers_share_starts_and_a_gpu_is_bound_by_operations_or_bandwidth() -> None:
+def test_workers_share_starts_and_a_gpu_is_limited_by_flops_or_bandwidth() -> None:
     training = {"kind": "training", "n": 5, "width": 7, "seconds_an_epoch": 2.0}
     training |= {"flops_an_epoch": 1e13, "bytes_an_epoch": 4e12}
     step = {"seconds_a_step": 1.0, "seconds_a_metric": 50.0, "flops_a_step": 1e13, "flops_a_metric": 5e14}
     trained, attacked = growth.elsewhere([training, {"kind": "engine", "n": 5, "width": 7, **step}])
     assert trained["hours"] == {"here": pytest.approx(20_000 / 3600), "gpu": pytest.approx(40_000 / 3600)}
-    # Four trials of 75 and four restarts of 500 steps, each step 1 s and a fiftieth of a metric of 50 s.
+    # Four trials of 75 and four restarts of 500 steps; each step is 1 s plus a fiftieth of a metric of 50 s.
     assert attacked["hours"]["here"] == attacked["hours"]["workers_1"] == pytest.approx(2300 * 2 / 3600)
     assert attacked["hours"]["gpu"] == pytest.approx(2300 * 2 / 3600)
     assert attacked["hours"]["workers_2"] == pytest.approx(1150 * 2 / 3600)
     assert attacked["hours"]["workers_4"] == attacked["hours"]["workers_8"] == pytest.approx(575 * 2 / 3600)
 
 
-def test_a_quick_run_leaves_record_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quick_run_writes_record_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     growth.main(["--quick", "--out", str(tmp_path)])
     record = files.read_json(tmp_path / "growth.json")
     assert [row["kind"] for row in record["rows"]] == ["training"] * 2 + ["engine"] * 2 + ["row_space"]

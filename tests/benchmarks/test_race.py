@@ -1,4 +1,4 @@
-"""Both schemes on a tiny target: the clock, the record, the plot, an interruption."""
+"""Both schemes on a tiny target: clock, record, plot, interruption."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def race(view: AttackerView, data: Split) -> Race:
     return run_race(view, data, settings, data_name="faces")
 
 
-def test_the_record_holds_both_curves_and_what_they_were_measured_on(race: Race) -> None:
+def test_the_record_has_both_curves_and_the_machine(race: Race) -> None:
     record = json.loads(json.dumps(race.to_json(), allow_nan=False))
     assert record["schema_version"] == 1
     assert (record["kind"], record["interrupted"], record["headline"]) == ("race", False, "ssim>0.4")
@@ -80,7 +80,7 @@ def test_the_record_holds_both_curves_and_what_they_were_measured_on(race: Race)
     assert "computed" in record["paper_run"]["kind"]
 
 
-def test_the_published_scheme_keeps_its_time(race: Race) -> None:
+def test_the_published_scheme_keeps_to_its_time(race: Race) -> None:
     assert race.published is not None
     assert 0.4 <= race.published.seconds < 5
     assert race.published.steps < race.published.total_steps
@@ -91,7 +91,7 @@ def test_the_plot_is_drawn_with_and_without_the_published_scheme(race: Race) -> 
         assert one.figure().startswith(b"\x89PNG")
 
 
-def test_the_clock_stands_still_while_scoring(view: AttackerView) -> None:
+def test_the_clock_stops_during_scoring(view: AttackerView) -> None:
     def slow_judge(found: Reconstruction) -> dict[str, Count]:
         time.sleep(0.3)
         return NONE_YET
@@ -100,10 +100,10 @@ def test_the_clock_stands_still_while_scoring(view: AttackerView) -> None:
     started = time.perf_counter()
     result = trace(scheme, slow_judge, first_moment=1e-9)
     assert len(result.points) == 3
-    assert time.perf_counter() - started - result.seconds > 0.89, "three times 0.3 s of scoring are not counted"
+    assert time.perf_counter() - started - result.seconds > 0.89, "three times 0.3 s of scoring do not count"
 
 
-def test_planning_counts(view: AttackerView) -> None:
+def test_planning_time_counts(view: AttackerView) -> None:
     scheme = PublishedScheme(view, Haim2022(candidates=4, steps=2))
     assert trace(scheme, nothing, already=100.0).points[0].seconds > 100
 
@@ -137,12 +137,12 @@ def test_a_diverged_scheme_keeps_its_curve(view: AttackerView) -> None:
     assert not result.is_interrupted
 
 
-def test_what_cannot_be_counted_is_refused(view: AttackerView, data: Split) -> None:
+def test_vectors_missing_controls_and_bad_settings_are_refused(view: AttackerView, data: Split) -> None:
     settings = RaceSettings()
     points = DataChoice(name="circle", labels="identity", n=10).load()
     with pytest.raises(ConfigError, match="needs images"):
         run_race(cases.view(2, 8, 1), points, settings, data_name="circle")
-    with pytest.raises(ConfigError, match="nothing held out"):
+    with pytest.raises(ConfigError, match="nothing is held out"):
         run_race(view, DATA.load(held_out=0), settings, data_name="faces")
     with pytest.raises(ConfigError, match=r"metric must be one of ssim>0.4, ncc>0.8, got 'l2'"):
         RaceSettings(metric="l2")

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.race` as a person uses it."""
+"""`python -m benchmarks.race` as a user runs it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from benchmarks.race import main
 
 from tests.cli.test_flow import target
 
-__all__ = ["target"]  # the small gate that the commands are tested on
+__all__ = ["target"]  # the small target that the commands are tested on
 
 QUICK = ("--published-seconds", "0.3", "--budget", "0.5")
 
 
-def test_it_leaves_numbers_and_a_plot(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_numbers_and_a_plot(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(target), *QUICK, "--metric", "ssim>0.4", "-o", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     record = json.loads((tmp_path / "bench.json").read_text())

@@ -1,4 +1,4 @@
-"""From curves to the ratio: every kind, and what a person reads of it."""
+"""From curves to the ratio: every kind, and the sentence that reports it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LUCKY: Curve = [(1, 22.0), (30, 40.0)]
         (NOTHING, NOTHING, "unknown", None, None, "no ratio, neither"),
         ([], FAST, "unknown", None, None, "no ratio"),
         (SLOW, [], "unknown", None, None, "no ratio"),
-        # less than one image: held-out counts are scaled where there are fewer of them
+        # less than one image, as held-out counts are scaled if there are fewer of them
         ([(1, 0.0), (60, 0.5)], FAST, "lower bound", 3, 60 / 2, "published has none"),
     ],
 )
@@ -38,11 +38,11 @@ def test_every_kind_of_ratio(
     assert ratio.sentence.startswith("ncc>0.8: ")
 
 
-def test_the_published_time_is_that_of_its_first_best() -> None:
+def test_the_published_time_is_when_it_first_reached_its_best() -> None:
     assert time_ratio("ncc>0.8", SLOW, FAST).published_seconds == 20
 
 
-def test_records_only_rise() -> None:
+def test_time_to_count_lists_only_new_bests() -> None:
     assert time_to_count(FAST) == [(3.0, 2), (9.0, 4), (40.0, 8)]
     assert time_to_count(SLOW) == [(9.0, 20)]
     assert time_to_count(NOTHING) == []

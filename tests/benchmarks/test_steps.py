@@ -1,4 +1,4 @@
-"""Step times on tiny targets: the table's logic, twins of two sizes, memory in a process of its own."""
+"""Step times on tiny targets: the table, twins of two sizes, memory in a separate process."""
 
 from __future__ import annotations
 
@@ -80,23 +80,23 @@ def test_twins_of_two_sizes_are_timed() -> None:
 
 
 def test_enlarged_photographs_keep_their_inner_products() -> None:
-    """Else the two trainings would differ, and a difference in time could come from that."""
+    """Otherwise the two trainings would differ, which could cause a difference in time."""
     images = from_faces(6).images
     enlarged = images.repeat_interleave(2, 2).repeat_interleave(2, 3) / 2
     assert torch.allclose(images.flatten(1) @ images.flatten(1).T, enlarged.flatten(1) @ enlarged.flatten(1).T)
 
 
-def test_without_cifar_faces_stand_in_and_say_so(tmp_path: Path) -> None:
+def test_without_cifar_faces_are_used_and_named(tmp_path: Path) -> None:
     photos: Photographs = photographs(500, tmp_path)
     assert "faces" in photos.source
-    assert "CIFAR-10 is not here" in photos.source
+    assert "CIFAR-10 is missing" in photos.source
     assert photos.images.shape == (500, 3, 32, 32)
     assert len(torch.unique(photos.images.flatten(1), dim=0)) > 490, "shifted and mirrored, not repeated"
     assert photos.labels.bincount().tolist() == [250, 250]
 
 
-def test_memory_is_that_of_the_child_alone() -> None:
-    """Linux hands a parent's peak on to its children, and so would count what is held here."""
+def test_memory_is_only_that_of_the_child() -> None:
+    """On Linux children inherit their parent's peak, which would include the ballast here."""
     ballast = torch.ones(200_000_000)
     view = small.view(12, 9, 1, shape=(3, 2, 2))
     measured = measure_memory(view, 8)
@@ -105,7 +105,7 @@ def test_memory_is_that_of_the_child_alone() -> None:
     assert 10_000_000 < measured["loaded_bytes"] <= measured["peak_memory_bytes"] < 800_000_000
 
 
-def test_steps_of_a_given_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_of_a_trained_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     choice = DataChoice(name="faces", labels="gate", n=10)
     build_target(choice, MLPSpec(inputs=625, widths=(30,)), Recipe(epochs=20), Binary(), directory=tmp_path / "t")
     assert run_steps(tmp_path / "t", tmp_path, None)

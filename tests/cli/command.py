@@ -1,4 +1,4 @@
-"""The command line in tests: in this process by default, since starting another takes seconds, or in its own."""
+"""The command line in tests: in this process by default, since starting another takes seconds, or in a new one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def engram(*arguments: object, expect: int = 0) -> str:
 
 
 def engram_process(*arguments: object, expect: int = 0) -> str:
-    """The same in a process of its own."""
+    """The same in a new process."""
     child = subprocess.run(
         [*ENGRAM, *map(str, arguments)], capture_output=True, text=True, check=False, env={**os.environ, **WIDE}
     )

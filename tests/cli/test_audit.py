@@ -1,4 +1,4 @@
-"""`engram audit` as a person and as CI use it."""
+"""`engram audit` as users and CI run it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUDGET = ("--budget", "4s", "--baselines", "none")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stranger's file, and folders with its training images and with others."""
+    """A model file without a card, and folders with its training images and with others."""
     from PIL import Image
 
     folder = tmp_path_factory.mktemp("model")
@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_with_data_it_names_the_records_and_fails_if_asked(model: Path, tmp_path: Path) -> None:
+def test_with_data_it_lists_the_records_and_fails_if_asked(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "audit"
     data = ("--data", f"folder:{model / 'own'}", "-n", 20, "--held-out", f"folder:{model / 'other'}")
     shape = ("--input-shape", "1x25x25")
@@ -53,7 +53,7 @@ def test_with_data_it_names_the_records_and_fails_if_asked(model: Path, tmp_path
     assert json.loads((out / "run.json").read_text())["kind"] == "reconstruction"
     assert load_file(out / "reconstruction.safetensors")["scores"].shape[0] == record["candidates"]["count"]
     assert len((out / "timeline.jsonl").read_text().splitlines()) == len(record["timeline"])
-    # A run that its budget ended is gone on with to its last step, and the report is written anew.
+    # A run that its budget ended is resumed to its last step, and the report is written again.
     (out / "report.html").unlink()
     again = subprocess.run(
         [
@@ -73,7 +73,7 @@ def test_with_data_it_names_the_records_and_fails_if_asked(model: Path, tmp_path
     assert longer["timeline"][0] == record["timeline"][0]
 
 
-def test_blind_it_shows_what_a_stranger_holds(model: Path, tmp_path: Path) -> None:
+def test_a_blind_audit_shows_what_an_attacker_gets(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "audit"
     printed = engram("audit", model / "model.safetensors", "--input-shape", "1x25x25", *BUDGET, "-o", out)
     record = json.loads((out / "report.json").read_text())
@@ -83,7 +83,7 @@ def test_blind_it_shows_what_a_stranger_holds(model: Path, tmp_path: Path) -> No
     assert (out / "risk.csv").read_text().startswith("index,label,recovered")
 
 
-def test_a_killed_audit_goes_on(model: Path, tmp_path: Path) -> None:
+def test_a_killed_audit_is_resumed(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "audit"
     arguments = ["audit", str(model / "model.safetensors"), "--input-shape", "1x25x25", "--baselines", "none"]
     child = subprocess.Popen(
@@ -106,23 +106,23 @@ def test_a_killed_audit_goes_on(model: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--input-shape", "3x25x25"), "input shape 3x25x25 has 1,875 values, but the first layer takes 625"),
-        ((), "does not say what shape its inputs have"),
-        (("--input-shape", "1x25x25", "-n", "20"), "-n goes with --data"),
+        ((), "does not specify the shape of its inputs"),
+        (("--input-shape", "1x25x25", "-n", "20"), "-n can only be used with --data"),
         (("--input-shape", "1x25x25", "--data", "OWN", "-n", "20"), "no image of folder:"),
         (
             ("--input-shape", "1x25x25", "--data", "OWN", "-n", "20", "--held-out", "NOTHING"),
-            "holds no picture",
+            "contains no pictures",
         ),
         (
             ("--input-shape", "1x25x25", "--data", "OWN", "-n", "20", "--held-out", "OWN"),
-            "held_out must hold no training record",
+            "held_out must contain no training record",
         ),
         (("--input-shape", "25x25", "--data", "OWN", "-n", "20", "--held-out", "OTHER"), "input shape 25x25"),
-        (("--input-shape", "1x25x25", "--with-data"), "--with-data needs a directory of `engram train`"),
+        (("--input-shape", "1x25x25", "--with-data"), "--with-data needs a directory from `engram train`"),
         (("--input-shape", "1x25x25", "--baselines", "some"), "baselines must be one of none, quick, full"),
         (
             ("--input-shape", "1x25x25", "--baselines", "none", "--images", "9"),
-            "images says nothing without baselines",
+            "images has no effect without baselines",
         ),
     ],
 )
@@ -135,7 +135,7 @@ def test_errors_name_cause_and_cure(model: Path, tmp_path: Path, arguments: tupl
 
 
 def test_labels_that_do_not_fit_are_noticed(model: Path, tmp_path: Path) -> None:
-    """The classes the other way round: the model gets none of its own records right."""
+    """With the classes swapped, the model gets none of its own records right."""
     for name in ("own", "other"):
         for kind in (model / name).iterdir():
             label, _, rest = kind.name.partition("-")

@@ -1,4 +1,4 @@
-"""Networks with convolutions from the command line: train, inspect, reconstruct, score; and a stranger's files."""
+"""Networks with convolutions from the command line: train, inspect, reconstruct, score; files without a card."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_inspection_shows_layers_and_kernels(target: Path, tmp_path: Path) -> No
     assert "-n alone counts equations, which is not done with convolutions" in refused
 
 
-def test_an_audit_of_a_directory_and_of_a_stranger_s_file(target: Path, tmp_path: Path) -> None:
+def test_an_audit_of_a_directory_and_of_a_file_without_a_card(target: Path, tmp_path: Path) -> None:
     options = ("--budget", "2s", "--images", 4)
     printed = engram("audit", target, "--with-data", *options, "-o", tmp_path / "with")
     record = json.loads((tmp_path / "with" / "report.json").read_text())
@@ -83,7 +83,7 @@ def test_an_audit_of_a_directory_and_of_a_stranger_s_file(target: Path, tmp_path
     assert "step" in engram("watch", tmp_path / "blind", "--once")
 
 
-def test_a_stranger_s_files(tmp_path: Path) -> None:
+def test_files_without_a_card(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Conv2d(3, 4, 3),
@@ -103,17 +103,19 @@ def test_a_stranger_s_files(tmp_path: Path) -> None:
         load_file(tmp_path / f"run-{name}" / "reconstruction.safetensors") for name in ("model.pt", "model.pt2")
     ]
     assert torch.equal(results[0]["images"], results[1]["images"])
-    unsaid = engram("reconstruct", tmp_path / "model.pt", "-o", tmp_path / "x", "--input-shape", "3x8x8", expect=1)
-    assert "--arch 'conv3x32 relu flatten 1000 relu 1'" in unsaid
+    undescribed = engram(
+        "reconstruct", tmp_path / "model.pt", "-o", tmp_path / "x", "--input-shape", "3x8x8", expect=1
+    )
+    assert "--arch 'conv3x32 relu flatten 1000 relu 1'" in undescribed
     shapeless = engram("reconstruct", tmp_path / "model.pt", *described[:2], "-o", tmp_path / "x", expect=1)
     assert "--arch needs the shape of one input, e.g. --input-shape" in shapeless
 
 
-def test_contradictions_are_told(target: Path, tmp_path: Path) -> None:
+def test_contradictions_are_reported(target: Path, tmp_path: Path) -> None:
     start = ("train", "--data", "faces", "--labels", "gate", "-n", 6, "-o", tmp_path / "x")
     both = engram(*start, "--arch", LAYERS, "--widths", "10", expect=1)
     assert "--widths and --arch each describe the whole network" in both
     assert "--arch must end in 1 for this task" in engram(*start, "--arch", f"{LAYERS}0", expect=1)
     other = LAYERS.replace("30", "20")
-    carded = engram("inspect", target, "--arch", other, "--input-shape", "1x25x25", expect=1)
-    assert "leave --arch out" in carded
+    error = engram("inspect", target, "--arch", other, "--input-shape", "1x25x25", expect=1)
+    assert "leave --arch out" in error

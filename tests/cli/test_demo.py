@@ -1,4 +1,4 @@
-"""The demo keeps its promise: most faces come back, and none that the classifier never saw."""
+"""The demo recovers most faces, and none that the classifier never saw."""
 
 from __future__ import annotations
 

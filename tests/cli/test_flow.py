@@ -1,4 +1,4 @@
-"""The commands as a person uses them: train, inspect, reconstruct, score; kill and resume; errors."""
+"""The commands as users run them: train, inspect, reconstruct, score; kill and resume; errors."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_from_training_to_scores(target: Path, tmp_path: Path) -> None:
     assert (run / "pairs.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_score_says_how_true_the_confidence_was(target: Path, tmp_path: Path) -> None:
+def test_the_score_reports_the_precision_of_the_confidence(target: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     engram("reconstruct", target, "--steps", 20, "--restarts", 2, "--prior", 1.6, "-o", run)
     printed = engram("score", run)
@@ -93,11 +93,11 @@ def test_the_score_says_how_true_the_confidence_was(target: Path, tmp_path: Path
 
 def test_a_foreign_checkpoint_needs_only_its_input_shape(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    stranger = torch.nn.Sequential(torch.nn.Linear(12, 9), torch.nn.ReLU(), torch.nn.Linear(9, 1))
-    torch.save({"state_dict": stranger.state_dict(), "epoch": 3}, tmp_path / "model.pt")
+    foreign = torch.nn.Sequential(torch.nn.Linear(12, 9), torch.nn.ReLU(), torch.nn.Linear(9, 1))
+    torch.save({"state_dict": foreign.state_dict(), "epoch": 3}, tmp_path / "model.pt")
     described = json.loads(engram("inspect", tmp_path / "model.pt", "--input-shape", "3x2x2", "--json"))
     assert described["name"] == "12-9-1"
-    assert described["layers"][0]["norm"] == pytest.approx(float(stranger.state_dict()["0.weight"].norm()))
+    assert described["layers"][0]["norm"] == pytest.approx(float(foreign.state_dict()["0.weight"].norm()))
     run = tmp_path / "run"
     engram("reconstruct", tmp_path / "model.pt", "--input-shape", "3x2x2", *ATTACK, "-o", run)
     assert load_file(run / "reconstruction.safetensors")["images"].shape == (8, 3, 2, 2)
@@ -112,7 +112,7 @@ def test_a_foreign_checkpoint_needs_only_its_input_shape(tmp_path: Path) -> None
     ids=["haim2022", "engine"],
 )
 def test_killed_and_resumed_ends_bit_identical(target: Path, tmp_path: Path, recipe: tuple[str, ...]) -> None:
-    """SIGKILL in the middle, at whatever moment it comes; --resume ends as the undisturbed run."""
+    """SIGKILL at some moment in the middle; --resume ends like the undisturbed run."""
     arguments = ["reconstruct", str(target), *recipe, "-o"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     engram(*arguments, whole)
@@ -134,7 +134,7 @@ def test_killed_and_resumed_ends_bit_identical(target: Path, tmp_path: Path, rec
 def test_an_earlier_run_is_not_overwritten(target: Path, tmp_path: Path) -> None:
     engram_process("reconstruct", target, *ATTACK, "-o", tmp_path / "run")
     error = engram_process("reconstruct", target, *ATTACK, "-o", tmp_path / "run", expect=1)
-    assert "already holds a run; resume it with --resume, or choose another directory" in error
+    assert "already contains a run; resume it with --resume, or choose another directory" in error
 
 
 def test_a_diverged_run_says_where_and_what_to_do(target: Path, tmp_path: Path) -> None:
@@ -199,12 +199,12 @@ def test_an_unwritable_output_directory_is_named(target: Path, tmp_path: Path) -
     (tmp_path / "file").write_text("in the way")
     error = engram("reconstruct", target, *ATTACK, "-o", tmp_path / "file" / "run", expect=1)
     assert "can't write" in error
-    assert "choose another place with -o" in error
+    assert "choose another location with -o" in error
 
 
 def test_score_without_data_says_how_to_name_it(tmp_path: Path) -> None:
-    stranger = torch.nn.Sequential(torch.nn.Linear(12, 9), torch.nn.ReLU(), torch.nn.Linear(9, 1))
-    torch.save(stranger.state_dict(), tmp_path / "model.pt")
+    foreign = torch.nn.Sequential(torch.nn.Linear(12, 9), torch.nn.ReLU(), torch.nn.Linear(9, 1))
+    torch.save(foreign.state_dict(), tmp_path / "model.pt")
     engram("reconstruct", tmp_path / "model.pt", "--input-shape", "3x2x2", *ATTACK, "-o", tmp_path / "run")
     assert "--data NAME -n NUMBER" in engram("score", tmp_path / "run", expect=1)
     assert "there is no file" in engram("score", tmp_path / "nowhere", expect=1)
@@ -214,5 +214,5 @@ def test_help_is_quick_and_loads_no_torch() -> None:
     program = "import sys; from engram.cli.app import app; assert 'torch' not in sys.modules; print('light')"
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert child.stdout.strip() == "light"
-    for command in ("train", "inspect", "reconstruct", "score", "reproduce", "demo", "bench"):
+    for command in ("train", "inspect", "reconstruct", "score", "reproduce", "demo", "sweep"):
         assert "Example" in engram(command, "--help")

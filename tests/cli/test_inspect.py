@@ -1,4 +1,4 @@
-"""`engram inspect` as a person and as a program uses it."""
+"""`engram inspect` as users and programs run it."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def width_of(png: Path) -> int:
     return int(struct.unpack(">I", content[16:20])[0])
 
 
-def test_what_a_stranger_sees(target: Path, tmp_path: Path) -> None:
+def test_what_an_attacker_sees(target: Path, tmp_path: Path) -> None:
     printed = invoke(target, "--plot", tmp_path / "spectrum.png")
     assert "60 x 625" in printed
-    assert "unknown" in printed, "the output layer is too small to tell its noise"
+    assert "unknown" in printed, "the output layer is too small to estimate its noise"
     assert "9 directions above" in printed
     assert "as many as the unknowns of 60 samples" in printed
     assert "In reach: the first layer has 9 directions" in printed
@@ -70,7 +70,7 @@ def test_what_a_stranger_sees(target: Path, tmp_path: Path) -> None:
     assert "Out of reach of this attack: 61 samples" in invoke(target, "-n", 61)
 
 
-def test_what_the_owner_sees_beside(target: Path, tmp_path: Path) -> None:
+def test_what_the_owner_sees_as_well(target: Path, tmp_path: Path) -> None:
     named = invoke(target, "--data", "faces", "--labels", "gate", "-n", 10, "-o", tmp_path / "all.png")
     for words in ("KKT", "accuracy 100.0%", "support vectors", "SSIM above 0.4 for 10 of 10", "held-out"):
         assert words in named
@@ -80,7 +80,7 @@ def test_what_the_owner_sees_beside(target: Path, tmp_path: Path) -> None:
 
 
 def test_json_has_the_documented_keys(target: Path, tmp_path: Path) -> None:
-    """From the real command: nothing but JSON on standard output, also when a picture is drawn."""
+    """From the real command: only JSON on standard output, even when a picture is drawn."""
     found = json.loads(engram("inspect", target, "--with-data", "--json", "-o", tmp_path / "all.png"))
     documented = (Path(__file__).parents[2] / "docs" / "inspect.md").read_text()
     for place, names in KEYS.items():
@@ -100,11 +100,11 @@ def test_json_has_the_documented_keys(target: Path, tmp_path: Path) -> None:
 
 def test_points_of_the_plane_have_no_images(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    stranger = torch.nn.Sequential(torch.nn.Linear(2, 30), torch.nn.ReLU(), torch.nn.Linear(30, 1, bias=False))
-    torch.save(stranger.state_dict(), tmp_path / "model.pt")
+    model = torch.nn.Sequential(torch.nn.Linear(2, 30), torch.nn.ReLU(), torch.nn.Linear(30, 1, bias=False))
+    torch.save(model.state_dict(), tmp_path / "model.pt")
     shape = ("--input-shape", "2", "--data", "circle", "-n", 20)
     printed = invoke(tmp_path / "model.pt", *shape, "-o", tmp_path / "all.png")
-    assert "2 directions in all (the layer is too small to tell its noise)" in printed
+    assert "2 directions in all (the layer is too small to estimate its noise)" in printed
     assert "100.0% of the median sample's energy is in the row space" in printed
     assert "Out of reach" in printed, "the network is untrained"
     assert width_of(tmp_path / "all.png") > 1000
@@ -118,7 +118,7 @@ def test_points_of_the_plane_have_no_images(tmp_path: Path) -> None:
         ("--data faces", "--data needs -n, the number of training images"),
         ("--with-data -n 10", "--with-data takes the data from the model's card; leave -n out"),
         ("--with-data --data faces", "--with-data takes the data from the model's card; leave --data out"),
-        ("--labels gate", "--labels goes with --data; give --data NAME -n NUMBER too"),
+        ("--labels gate", "--labels can only be used with --data; give --data NAME -n NUMBER too"),
         ("--plot picture.jpeg", "--plot must end in .png, got 'picture.jpeg'"),
         ("--input-shape 3x32x32", "input shape 3x32x32 has 3,072 values, but the first"),
     ],
@@ -132,5 +132,5 @@ def test_errors_name_cause_and_cure(target: Path, tmp_path: Path, options: str, 
 
 
 def test_with_data_needs_a_card(target: Path) -> None:
-    with pytest.raises(EngramError, match="--with-data needs a directory of `engram train`"):
+    with pytest.raises(EngramError, match="--with-data needs a directory from `engram train`"):
         invoke(target / "model.safetensors", "--input-shape", "1x25x25", "--with-data")

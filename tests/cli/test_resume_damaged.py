@@ -24,7 +24,7 @@ from engram.pipeline import attack
 
 SHAPE = (3, 2, 2)
 SETTINGS = EngineSettings(candidates=6, steps=3, restarts=1, prior=0.0)
-CURE = "put back what was there, or start anew in another directory with -o"
+CURE = "restore the original file, or start again in another directory with -o"
 
 Record = dict[str, Any]
 
@@ -34,8 +34,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """model.pt and a finished engine run of it in run/."""
     directory = tmp_path_factory.mktemp("finished")
     torch.manual_seed(0)
-    stranger = torch.nn.Sequential(torch.nn.Linear(12, 9), torch.nn.ReLU(), torch.nn.Linear(9, 1))
-    torch.save(stranger.state_dict(), directory / "model.pt")
+    model = torch.nn.Sequential(torch.nn.Linear(12, 9), torch.nn.ReLU(), torch.nn.Linear(9, 1))
+    torch.save(model.state_dict(), directory / "model.pt")
     attack(Engine(view(directory / "model.pt"), SETTINGS), directory=directory / "run", model="model.pt")
     return directory
 
@@ -51,14 +51,14 @@ def view(model: Path) -> AttackerView:
 
 
 def resume(place: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
-    """The command in this process, with its own handling of errors."""
+    """The command in this process, including its error handling."""
     arguments = ["reconstruct", str(place / "model.pt"), "--input-shape", "3x2x2", "-o", str(place / "run")]
     monkeypatch.setattr(sys, "argv", ["engram", *arguments, "--resume", *options])
     main()
 
 
 def edited(change: Callable[[Record], object]) -> Callable[[str], str]:
-    """The text of run.json after a change to what it says."""
+    """The text of run.json after a change to its content."""
 
     def edit(text: str) -> str:
         record = json.loads(text)
@@ -83,17 +83,17 @@ DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
         "recipe must be one of engine, haim2022, buzaglo2023, got null",
     ),
     "no settings": (edited(lambda record: record.pop("settings")), "settings must be a JSON object, got null"),
-    "settings no object": (
+    "settings not an object": (
         edited(lambda record: record.update(settings=[500])),
         "settings must be a JSON object, got [500]",
     ),
     "missing setting": (edited(lambda record: record["settings"].pop("ridge")), "settings lacks ridge"),
-    "unknown setting": (setting("rigde", 0.01), "settings has 'rigde', which this version does not know"),
+    "unknown setting": (setting("rigde", 0.01), "settings has 'rigde', unknown to this version"),
     "text for a number": (
         setting("steps", "500"),
         'settings are wrong (steps: Input should be a valid integer, got "500")',
     ),
-    "truth for a number": (
+    "boolean for a number": (
         setting("ridge", True),
         "settings are wrong (ridge: Input should be a valid number, got true)",
     ),
@@ -139,8 +139,8 @@ def test_another_recipe_is_refused_and_the_record_kept(
         resume(place, monkeypatch, "--recipe", asked)
     error = capsys.readouterr().err
     assert stop.value.code == 1
-    assert f"{place / 'run' / 'run.json'} is of a run with --recipe {began}, not {asked}; " in error
-    assert f"resume with --recipe {began}, or start anew in another directory with -o" in error
+    assert f"{place / 'run' / 'run.json'} belongs to a run with --recipe {began}, not {asked}; " in error
+    assert f"resume with --recipe {began}, or start again in another directory with -o" in error
     assert (place / "run" / "run.json").read_bytes() == before
 
 
@@ -155,7 +155,7 @@ def test_settings_changed_to_other_right_ones_do_not_fit_the_snapshot(
 
 
 def test_a_refused_resume_leaves_the_record_as_it_was(place: Path) -> None:
-    """Else the run's own settings would be lost, and with them the way to go on."""
+    """Otherwise the run's own settings would be lost, and it could not be resumed."""
     before = (place / "run" / "run.json").read_bytes()
     other = Engine(view(place / "model.pt"), EngineSettings(candidates=6, steps=4, restarts=1, prior=0.0))
     with pytest.raises(CheckpointError, match="other settings"):

@@ -1,4 +1,4 @@
-"""`--resume` with other options than the run's: refused by name; left out, they are the run's."""
+"""`--resume`: options that differ from the run's are refused by name; those left out come from the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engram.cli.app import app
 from engram.core.errors import ConfigError, EngramError
 from tests.cases import network
 
-CURE = "out to resume that run, or start anew in another directory with -o"
+CURE = "out to resume that run, or start again in another directory with -o"
 SHAPE = ("--input-shape", "3x2x2")
 
 
@@ -42,8 +42,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("made")
     torch.manual_seed(0)
     for name in ("model.pt", "other.pt"):
-        stranger = torch.nn.Sequential(torch.nn.Linear(12, 9), torch.nn.ReLU(), torch.nn.Linear(9, 1))
-        torch.save(stranger.state_dict(), place / name)
+        model = torch.nn.Sequential(torch.nn.Linear(12, 9), torch.nn.ReLU(), torch.nn.Linear(9, 1))
+        torch.save(model.state_dict(), place / name)
     start = ("reconstruct", place / "model.pt", *SHAPE, "-m", 6)
     invoke(*start, "--steps", 3, "--restarts", 1, "--prior", "none", "-o", place / "engine")
     published = ("--recipe", "haim2022", "--settings", "mnist", "--task", "binary", "--steps", 4)
@@ -80,12 +80,12 @@ def test_another_option_is_refused_by_name(
     before = record.read_bytes()
     error = refused("reconstruct", place / "model.pt", "-o", place / run, "--resume", *options)
     where = place / run / ("options.json" if given.startswith("--") else "run.json")
-    assert f"{given}, but {recorded} in the run that {where} records; leave {given.split()[0]} {CURE}" in error
+    assert f"{given}, but {recorded} in the run recorded in {where}; leave {given.split()[0]} {CURE}" in error
     assert record.read_bytes() == before
 
 
 @pytest.mark.parametrize("run", ["engine", "haim2022"])
-def test_what_is_left_out_is_the_run_s_own(place: Path, run: str) -> None:
+def test_options_that_are_left_out_come_from_the_run(place: Path, run: str) -> None:
     """Nothing but model and directory: shape, recipe, task and settings are remembered."""
     before = load_file(place / run / "reconstruction.safetensors")
     (place / run / "reconstruction.safetensors").unlink()
@@ -100,11 +100,11 @@ def test_what_is_left_out_is_the_run_s_own(place: Path, run: str) -> None:
 
 def test_another_model_is_named(place: Path) -> None:
     error = refused("reconstruct", place / "other.pt", "-o", place / "engine", "--resume")
-    assert "the model has other weights than the one of the run" in error
-    assert "model.pt); give that one" in error
+    assert "the model's weights differ from those of the run" in error
+    assert "model.pt); give that model" in error
 
 
-def test_training_goes_on_with_its_options_and_no_others(tmp_path: Path) -> None:
+def test_training_is_resumed_with_its_options_and_no_others(tmp_path: Path) -> None:
     out = tmp_path / "target"
     options = ("--data", "faces", "--labels", "gate", "-n", 6, "--widths", 8, "--epochs", 20, "--seed", 3)
     invoke("train", *options, "-o", out)
@@ -115,13 +115,13 @@ def test_training_goes_on_with_its_options_and_no_others(tmp_path: Path) -> None
     assert all(torch.equal(whole[name], value) for name, value in load_file(out / "model.safetensors").items())
     invoke("train", *options, "-o", out, "--resume")
     error = refused("train", "-o", out, "--resume", "--seed", 4)
-    assert f"--seed is 4 here, but 3 in the run that {out / 'options.json'} records; leave --seed {CURE}" in error
+    assert f"--seed is 4 here, but 3 in the run recorded in {out / 'options.json'}; leave --seed {CURE}" in error
     assert "--batch is 2 here, but left out in the run" in refused("train", "-o", out, "--resume", "--batch", 2)
-    assert "already holds a run" in refused("train", *options, "--lr", 0.5, "-o", out)
+    assert "already contains a run" in refused("train", *options, "--lr", 0.5, "-o", out)
     assert json.loads((out / "options.json").read_text())["lr"] == 0.01, "a refused run leaves no trace"
 
 
-def test_an_audit_goes_on_with_its_data_and_no_other(tmp_path: Path) -> None:
+def test_an_audit_is_resumed_with_its_data_and_no_other(tmp_path: Path) -> None:
     target, out = tmp_path / "target", tmp_path / "audit"
     invoke("train", "--data", "faces", "--labels", "gate", "-n", 6, "--widths", 8, "--epochs", 20, "-o", target)
     data = ("--data", "faces", "--labels", "gate", "-n", 6, "--held-out-n", 8)

@@ -1,4 +1,4 @@
-"""`engram sweep` as a person uses it: one model, a fleet, the oracle, lists, errors."""
+"""`engram sweep` as users run it: one model, a fleet, the oracle, lists, errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_sweep_is_scored_like_any_other_run(target: Path, tmp_path: Path) -> N
     assert "resume or join it with --resume" in error
 
 
-def test_the_oracle_takes_the_data_of_the_card_and_is_named(target: Path, tmp_path: Path) -> None:
+def test_the_oracle_takes_the_data_from_the_card_and_is_named(target: Path, tmp_path: Path) -> None:
     printed = engram("sweep", target, "--oracle", "--trials", 2, "--jobs", 0, *SMALL, "-o", tmp_path, "--json")
     assert json.loads(printed)["objective"]["name"] == "oracle"
     assert "oracle" in engram("sweep", "--list", tmp_path).splitlines()[0]
@@ -56,7 +56,7 @@ def test_with_data_the_pool_is_scored_and_nothing_else_changes(target: Path, tmp
     arguments = ("sweep", target, "--trials", 3, "--jobs", 0, *SMALL)
     engram(*arguments, "-o", tmp_path / "blind")
     printed = engram(*arguments, "--with-data", "-o", tmp_path / "scored")
-    assert "training records came back (ncc>0.8)" in printed
+    assert "training records were recovered (ncc>0.8)" in printed
     blind, scored = (json.loads((tmp_path / name / "sweep.json").read_text()) for name in ("blind", "scored"))
     assert blind["scores"] is None
     assert scored["scores"]["n_train"] == scored["scores"]["n_held_out"] == 10
@@ -70,7 +70,7 @@ def test_with_data_the_pool_is_scored_and_nothing_else_changes(target: Path, tmp
     assert json.loads(again)["scores"]["counts"] == scored["scores"]["counts"], "data may come later"
 
 
-def test_a_time_cuts_the_steps_and_a_resumed_sweep_keeps_them(target: Path, tmp_path: Path) -> None:
+def test_a_budget_cuts_the_steps_and_a_resumed_sweep_keeps_them(target: Path, tmp_path: Path) -> None:
     arguments = ("sweep", target, "--trials", 2, "--jobs", 0, "--set", "candidates=8", "-o", tmp_path / "run")
     printed = json.loads(engram(*arguments, "--budget", "0.5s", "--json"))
     steps = printed["space"]["fixed"]["steps"]
@@ -85,10 +85,10 @@ def test_a_time_cuts_the_steps_and_a_resumed_sweep_keeps_them(target: Path, tmp_
     error = engram(
         "sweep", target, "--space", "engine", "--budget", "1s", "-o", tmp_path / "run", "--resume", expect=1
     )
-    assert "holds another sweep" in error
+    assert "contains another sweep" in error
 
 
-def test_a_fleet_is_one_table_with_a_row_for_what_failed(target: Path, tmp_path: Path) -> None:
+def test_a_fleet_is_one_table_with_a_row_for_failed_models(target: Path, tmp_path: Path) -> None:
     fleet = tmp_path / "models"
     fleet.mkdir()
     for name in ("a", "b"):
@@ -118,13 +118,13 @@ def test_a_fleet_is_one_table_with_a_row_for_what_failed(target: Path, tmp_path:
         (("--set", "steps=0"), "steps must be positive"),
         (("--trials", "0"), "trials must be at least 1"),
         (("--sampler", "magic"), "sampler must be one of random, tpe, gp"),
-        (("--keep", "0"), "keep must lie in (0, 1]"),
+        (("--keep", "0"), "keep must be in (0, 1]"),
         (("--gpus-per-trial", "1"), "do nothing without --ray"),
         (("--ray", "auto"), "--jobs does nothing with --ray"),
-        (("-n", "10"), "-n goes with --data"),
+        (("-n", "10"), "-n can only be used with --data"),
         (("--with-data", "--data", "faces", "-n", "10"), "leave --data, -n out"),
         (("--budget", "1m", "--storage", "sqlite://"), "--budget plans for one model and one machine"),
-        (("--budget", "1m", "--set", "steps=5"), "plans the steps of its trials; give one or the other"),
+        (("--budget", "1m", "--set", "steps=5"), "determines the steps of its trials; give one or the other"),
         (("--budget", "soon"), "--budget must be a positive time"),
         (("--data", "circle", "-n", "10"), "the data have shape (2,), the model's inputs (1, 25, 25)"),
         (("--oracle", "--data", "faces"), "--data needs -n"),
@@ -149,9 +149,9 @@ def refused(*arguments: object) -> str:
     return str(outcome.exception)
 
 
-def test_a_sweep_needs_a_place_and_a_list_needs_a_sweep(target: Path, tmp_path: Path) -> None:
-    assert "say where the sweep goes: -o DIRECTORY" in refused("sweep", target)
-    assert "holds no sweep" in refused("sweep", "--list", tmp_path)
+def test_a_sweep_needs_a_directory_and_a_list_needs_a_sweep(target: Path, tmp_path: Path) -> None:
+    assert "there is no directory to write to; give one with -o" in refused("sweep", target)
+    assert "contains no sweep" in refused("sweep", "--list", tmp_path)
 
 
 @pytest.mark.parametrize("observer", ["tensorboard", "wandb"])
@@ -184,7 +184,7 @@ def test_wandb_offline_gets_every_trial(target: Path, tmp_path: Path) -> None:
 
 
 def test_without_optuna_the_command_is_named(target: Path, tmp_path: Path) -> None:
-    """As on a machine that has engram alone: the import of Optuna is refused."""
+    """As on a machine without Optuna: its import fails."""
     program = (
         "import sys; sys.modules['optuna'] = None; sys.argv = ['engram', *sys.argv[1:]];"
         "from engram.cli.app import main; main()"

@@ -1,4 +1,4 @@
-"""Tasks beside binary, and inputs that are no images, as a person uses them."""
+"""Tasks other than binary, and inputs that are not images, from the command line."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_from_a_regression_to_scores(tmp_path: Path, loss: str) -> None:
     assert len(json.loads((run / "scores.json").read_text())["records"]) == 10
 
 
-def test_resumed_with_other_settings_is_refused_and_with_the_same_goes_on(
+def test_resuming_with_other_settings_is_refused_and_with_the_same_works(
     three_classes: Path, tmp_path: Path
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -108,10 +108,10 @@ def test_resumed_with_other_settings_is_refused_and_with_the_same_goes_on(
     assert all(torch.equal(expected[name], resumed[name]) for name in expected)
 
 
-def test_a_stranger_s_outputs_tell_the_task(tmp_path: Path) -> None:
+def test_the_outputs_of_a_file_without_a_card_determine_the_task(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    stranger = torch.nn.Sequential(torch.nn.Linear(12, 9), torch.nn.ReLU(), torch.nn.Linear(9, 4))
-    torch.save(stranger.state_dict(), tmp_path / "model.pt")
+    net = torch.nn.Sequential(torch.nn.Linear(12, 9), torch.nn.ReLU(), torch.nn.Linear(9, 4))
+    torch.save(net.state_dict(), tmp_path / "model.pt")
     model = (tmp_path / "model.pt", "--input-shape", "3x2x2")
     assert json.loads(engram("inspect", *model, "--json"))["task"] == "multiclass"
     engram("reconstruct", *model, *SHORT, "-o", tmp_path / "run")
@@ -123,7 +123,7 @@ def test_a_stranger_s_outputs_tell_the_task(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows that are no images and have no pixel range, and a network trained on them."""
+    """Rows that are not images and have no pixel range, and a network trained on them."""
     path = tmp_path_factory.mktemp("table") / "table.npz"
     rows = np.random.default_rng(0).normal(size=(40, 60)).astype(np.float32)
     np.savez(path, images=rows, labels=np.arange(40) % 2)
@@ -142,7 +142,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_vectors_from_training_to_scores(table: Path, tmp_path: Path, options: tuple[object, ...]) -> None:
     target, run = table.parent / "target", tmp_path / "run"
     assert json.loads((target / "card.json").read_text())["input_shape"] == [60]
-    # without its card, as a stranger has it
+    # without its card, as an attacker has it
     engram("reconstruct", target / "model.safetensors", "--input-shape", 60, *options, "-o", run)
     images = load_file(run / "reconstruction.safetensors")["images"]
     assert images.ndim == 2
@@ -175,11 +175,11 @@ def test_vectors_from_training_to_scores(table: Path, tmp_path: Path, options: t
         ),
         (
             ("train", "--data", "PEOPLE", "-n", "10", "--task", "multiclass"),
-            "n must be a multiple of the 4 classes",
+            "n must be a multiple of 4, the classes of",
         ),
         (
             ("train", "--data", "faces", "-n", "10", "--task", "regression:mse"),
-            "loss must be huber or l and a power",
+            "loss must be huber, or l followed by a power",
         ),
     ],
 )
@@ -194,10 +194,10 @@ def test_a_floor_for_duals_of_either_sign_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "target"
     engram("train", "--data", "faces", "-n", 4, "--task", "regression:l2", *SMALL, "-o", target)
     error = engram("reconstruct", target, *SHORT, "--set", "dual_floor=0.1", "-o", tmp_path / "run", expect=1)
-    assert "dual_floor must be 0 where dual_weight is 0, as for regression" in error
+    assert "dual_floor must be 0 if dual_weight is 0, as for regression" in error
 
 
 def test_describing_data_without_naming_it_is_refused(three_classes: Path, tmp_path: Path) -> None:
     engram("reconstruct", three_classes, *SHORT, "-m", 3, "-o", tmp_path / "run")
     error = engram("score", tmp_path / "run", "--classes", 3, expect=1)
-    assert "--classes goes with --data; give --data NAME -n NUMBER too" in error
+    assert "--classes can only be used with --data; give --data NAME -n NUMBER too" in error

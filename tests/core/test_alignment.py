@@ -1,4 +1,4 @@
-"""Results do not depend on where a file's numbers come to lie in memory: BLAS rounds by address."""
+"""Results do not depend on where in memory a file's numbers are loaded: BLAS rounding depends on the address."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def misaligned(tensor: Tensor) -> Tensor:
 
 @pytest.fixture
 def files_misaligned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every safetensors file is read to the worst addresses, whatever the machine would choose."""
+    """Load every safetensors file at misaligned addresses, whatever the machine would choose."""
     for name in ("load_file", "load"):
         real = getattr(safetensors.torch, name)
 

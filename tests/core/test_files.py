@@ -1,4 +1,4 @@
-"""Files appear whole or not at all."""
+"""Files are written atomically."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ except CheckpointError as error:
 """
 
 
-def test_replaces_whole(tmp_path: Path) -> None:
+def test_replaces_the_whole_file(tmp_path: Path) -> None:
     files.write_bytes(tmp_path / "f", b"old")
     files.write_bytes(tmp_path / "f", b"new")
     assert (tmp_path / "f").read_bytes() == b"new"
@@ -49,14 +49,14 @@ def test_files_have_ordinary_permissions(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_outgrows_the_disk_leaves_the_old_one(tmp_path: Path, write: str) -> None:
-    """A real failed write: the kernel refuses to let the child's file grow."""
+    """A real failed write: the kernel limits the size of the child's file."""
     files.write_bytes(tmp_path / "f", b"old")
     program = TOO_BIG.replace("WRITE", write)
     child = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "f")], capture_output=True, text=True, check=False
     )
     assert "refused: can't write" in child.stderr
-    assert "File too large; free some space or choose another place" in child.stderr
+    assert "File too large; free some space or choose another location" in child.stderr
     assert (tmp_path / "f").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
@@ -82,11 +82,11 @@ def test_a_full_disk_leaves_the_old_snapshot(tmp_path: Path) -> None:
 
 def test_an_unwritable_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(CheckpointError, match=r"can't write .*file/run.* choose another place with -o"):
+    with pytest.raises(CheckpointError, match=r"can't write .*file/run.* choose another location with -o"):
         files.prepare_directory(tmp_path / "file" / "run")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write anywhere")
 def test_a_read_only_directory_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
     with pytest.raises(CheckpointError, match="Permission denied"):

@@ -1,4 +1,4 @@
-"""The one loop: goals, limits, divergence, snapshots and resuming."""
+"""The optimisation loop: goals, limits, divergence, snapshots and resuming."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_divergence_is_a_value_that_names_step_and_cure() -> None:
 
 @dataclass(frozen=True)
 class Steep(Halving):
-    """Its loss leaves the floating-point numbers before its state does."""
+    """Its loss overflows before its state does."""
 
     def step(self, state: State) -> Metrics:
         super().step(state)
         return {"loss": state["x"] ** 2}
 
 
-def test_a_loss_that_is_not_finite_is_divergence_though_the_state_is() -> None:
+def test_a_non_finite_loss_is_divergence_even_if_the_state_is_finite() -> None:
     solution = run(Steep(factor=1e200), Budget(steps=10))
     assert bool(solution.state["x"].isfinite())
     assert solution.reason is StopReason.DIVERGED
@@ -85,7 +85,7 @@ def test_divergence_leaves_the_last_finite_snapshot(tmp_path: Path) -> None:
     assert float(state["x"]) == 1e200
 
 
-def test_seconds_are_those_of_all_processes(tmp_path: Path) -> None:
+def test_seconds_count_all_processes(tmp_path: Path) -> None:
     snapshots = Snapshots(path=tmp_path / "s")
     first = run(Halving(), Budget(steps=3), snapshots=snapshots)
     progress, state = snapshots.load(repr(Halving()))
@@ -122,13 +122,13 @@ def test_a_finished_run_does_not_step_again(tmp_path: Path) -> None:
     assert (again.reason, again.steps, again.loss) == (first.reason, first.steps, first.loss)
 
 
-def test_without_resume_it_begins_anew(tmp_path: Path) -> None:
+def test_without_resume_it_starts_from_scratch(tmp_path: Path) -> None:
     snapshots = Snapshots(path=tmp_path / "s")
     run(Halving(), Budget(steps=3), snapshots=snapshots)
     assert float(run(Halving(), Budget(steps=1), snapshots=snapshots).state["x"]) == 0.5
 
 
-def test_another_run_s_snapshot_is_refused(tmp_path: Path) -> None:
+def test_a_snapshot_of_another_run_is_refused(tmp_path: Path) -> None:
     snapshots = Snapshots(path=tmp_path / "s")
     run(Halving(), Budget(steps=3), snapshots=snapshots)
     with pytest.raises(CheckpointError, match="other settings or another model"):
@@ -137,7 +137,7 @@ def test_another_run_s_snapshot_is_refused(tmp_path: Path) -> None:
 
 def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s").write_bytes(b"not tensors")
-    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+    with pytest.raises(CheckpointError, match="not a complete safetensors file"):
         run(Halving(), Budget(steps=5), snapshots=Snapshots(path=tmp_path / "s"), resume=True)
 
 

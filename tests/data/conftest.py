@@ -1,4 +1,4 @@
-"""Real data (from ENGRAM_DATA, else `shared/data` beside the repository) and a server on loopback."""
+"""Real data (from ENGRAM_DATA, else `shared/data` next to the repository) and a server on loopback."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from engram.data.download import Remote
 
 
 def _real(folder: str) -> Path:
-    beside = Path(__file__).resolve().parents[3] / "shared" / "data"
-    root = Path(os.environ.get("ENGRAM_DATA") or beside)
+    default = Path(__file__).resolve().parents[3] / "shared" / "data"
+    root = Path(os.environ.get("ENGRAM_DATA") or default)
     if not (root / folder).is_dir():
         looked = "ENGRAM_DATA" if "ENGRAM_DATA" in os.environ else "../shared/data (ENGRAM_DATA is not set)"
         pytest.skip(f"needs real data: no {folder} in {looked}")
@@ -46,7 +46,7 @@ class Server:
     cuts: list[int] = field(default_factory=list)
     ranges: list[str | None] = field(default_factory=list)  # the Range header of each request
     knows_ranges: bool = True
-    stalls: bool = False  # a cut falls silent instead of closing
+    stalls: bool = False  # a cut connection goes silent instead of closing
     status: int = 200
 
     def file(self, md5: str | None = None, holds: tuple[str, ...] = ()) -> Remote:

@@ -1,4 +1,4 @@
-"""Names and paths to image sets."""
+"""From names and paths to image sets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_root_is_the_argument_then_the_variable_then_the_cache(monkeypatch: 
 
 def test_the_variable_is_where_sets_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGRAM_DATA", str(tmp_path))
-    with pytest.raises(DataError, match=f"fashion-mnist is not here: there is no {tmp_path}/FashionMNIST"):
+    with pytest.raises(DataError, match=f"fashion-mnist was not found: there is no {tmp_path}/FashionMNIST"):
         load("fashion-mnist")
 
 
@@ -54,7 +54,7 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
         load("cifar-10")
 
 
-def test_an_absent_npz_is_told_as_such(tmp_path: Path) -> None:
+def test_a_missing_npz_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no file"):
         load(f"npz:{tmp_path}/none.npz")
 

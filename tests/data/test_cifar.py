@@ -1,4 +1,4 @@
-"""CIFAR in both versions: the real batches, partial copies, damaged and hostile ones."""
+"""CIFAR in both versions: real batches, and partial, damaged and hostile copies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_real_cifar10(cifar_root: Path) -> None:
 
 
 def test_real_pixels_are_whole_bytes_in_channel_order(cifar_root: Path) -> None:
-    """The published channel means of the training set, red first, hold for the test batch within a level."""
+    """The test batch has the published channel means of the training set, red first, to within 1.5 levels."""
     means = load_cifar(cifar_root, "cifar10", train=False).images.mean((0, 2, 3)) * 255
     assert (means - torch.tensor([125.3, 123.0, 113.9])).abs().max() < 1.5
 
@@ -50,7 +50,7 @@ def test_every_pickle_protocol(tmp_path: Path, protocol: int) -> None:
     assert images.labels.tolist() == [3, 9]
 
 
-def test_batches_that_are_there_are_read_in_order(tmp_path: Path) -> None:
+def test_existing_batches_are_read_in_order(tmp_path: Path) -> None:
     for number in (4, 2):
         content = {b"data": PIXELS, b"labels": [number, number]}
         write_python(tmp_path, "cifar-10-batches-py", f"data_batch_{number}", content)
@@ -97,9 +97,9 @@ def test_truncated_real_batch(cifar_root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    ({"labels": [1]}, "holds no `data` of bytes"),
-    ({"data": PIXELS[:, :10], "labels": [1, 2]}, "holds no `data` of bytes"),
-    ({"data": PIXELS, "labels": ["cat", "dog"]}, "holds no list of numbers `labels`"),
+    ({"labels": [1]}, "contains no `data` of bytes"),
+    ({"data": PIXELS[:, :10], "labels": [1, 2]}, "contains no `data` of bytes"),
+    ({"data": PIXELS, "labels": ["cat", "dog"]}, "contains no list of numbers `labels`"),
     ({"data": PIXELS, "labels": [1, 2, 3]}, "2 images but 3 labels"),
     (["no", "dictionary"], "truncated or damaged"),
 ])  # fmt: skip
@@ -110,5 +110,5 @@ def test_other_contents(tmp_path: Path, content: object, message: str) -> None:
 
 
 def test_missing_says_where_and_how(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"cifar10 is not here.*data_batch_1.*engram data get cifar10"):
+    with pytest.raises(DataError, match=r"cifar10 was not found.*data_batch_1.*engram data get cifar10"):
         load_cifar(tmp_path, "cifar10", train=True)

@@ -1,4 +1,4 @@
-"""`engram data` as it is typed."""
+"""`engram data` on the command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_list_shows_every_set_and_how_to_get_it(tmp_path: Path) -> None:
     for words in (
         "faces",
         "in the package",
-        "not here: engram data get cifar10",
+        "missing: engram data get cifar10",
         "vehicles-animals",
         "folder:PATH",
     ):
@@ -76,7 +76,7 @@ def test_show_of_the_first_classes(cifar_root: Path, tmp_path: Path) -> None:
 def test_show_of_points_says_that_there_is_no_picture(tmp_path: Path) -> None:
     result = run(app, ["show", "circle", "-o", str(tmp_path / "circle.png")])
     assert isinstance(result.exception, ConfigError)
-    assert "circle holds points of shape (2,), not pictures" in str(result.exception)
+    assert "circle contains points of shape (2,), not images" in str(result.exception)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -104,8 +104,8 @@ def test_help_has_an_example(command: str) -> None:
     assert f"engram data {command}" in run(app, [command, "--help"], env={"COLUMNS": "200"}).output
 
 
-def test_import_and_list_stay_light() -> None:
-    """The command line answers at once: neither importing nor listing loads the heavy libraries."""
+def test_import_and_list_are_light() -> None:
+    """The command line responds at once: neither importing nor listing loads heavy libraries."""
     code = (
         "import sys; from engram.cli.data import _rows; _rows(None); "
         "print(*{'torch', 'numpy', 'skimage', 'PIL', 'rich.progress'} & set(sys.modules))"

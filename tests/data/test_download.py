@@ -1,4 +1,4 @@
-"""Fetching, from a real server on loopback that can cut connections off."""
+"""Fetching from a real server on loopback that can cut off connections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .conftest import CONTENT, Server
 
 
 def archive(**files: bytes) -> bytes:
-    """A .tar.gz; the keyword `up` stands for a name that climbs out of the folder."""
+    """A .tar.gz; the keyword `up` stands for a name outside the folder."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as members:
         for name, content in files.items():
@@ -41,16 +41,16 @@ def test_fetch_places_the_file_and_reports_progress(server: Server, tmp_path: Pa
     assert [share for _, share in seen] == sorted(share for _, share in seen)
 
 
-def test_what_is_there_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
+def test_existing_files_are_not_fetched_again(server: Server, tmp_path: Path) -> None:
     fetch("mine", tmp_path, files=[server.file()])
     assert fetch("mine", tmp_path, files=[server.file()]) == []
     assert len(server.ranges) == 1
 
 
-def test_what_is_there_but_differs_is_left_alone(server: Server, tmp_path: Path) -> None:
+def test_existing_files_that_differ_are_left_alone(server: Server, tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "data.gz").write_bytes(b"mine")
-    with pytest.raises(DataError, match=r"data\.gz is there but differs from the published file; .*move it away"):
+    with pytest.raises(DataError, match=r"data\.gz exists but differs from the published file; .*move it away"):
         fetch("mine", tmp_path, files=[server.file()])
     assert (tmp_path / "set" / "data.gz").read_bytes() == b"mine"
 
@@ -62,7 +62,7 @@ def test_a_cut_off_connection_is_resumed(server: Server, tmp_path: Path) -> None
     assert server.ranges == [None, "bytes=100000-", "bytes=150000-"]
 
 
-def test_a_silent_connection_is_given_up_and_resumed(
+def test_a_silent_connection_is_dropped_and_resumed(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "_SILENCE", 0.2)
@@ -96,7 +96,7 @@ def test_a_server_without_ranges_starts_over(server: Server, tmp_path: Path) -> 
     assert (tmp_path / "set" / "data.gz").read_bytes() == CONTENT
 
 
-def test_a_part_that_was_whole_already(server: Server, tmp_path: Path) -> None:
+def test_a_part_that_is_already_complete(server: Server, tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "data.gz.part").write_bytes(CONTENT)
     fetch("mine", tmp_path, files=[server.file()])
@@ -147,14 +147,14 @@ def test_an_archive_without_its_files(server: Server, tmp_path: Path) -> None:
     assert not (tmp_path / "set").exists()
 
 
-def test_half_a_folder_is_left_alone(server: Server, tmp_path: Path) -> None:
+def test_an_incomplete_folder_is_left_alone(server: Server, tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "a").write_bytes(b"mine")
-    with pytest.raises(DataError, match="set is there but lacks b; use it as it is, or move it away"):
+    with pytest.raises(DataError, match="set exists but lacks b; use it as it is, or move it away"):
         fetch("mine", tmp_path, files=[server.file(holds=("a", "b"))])
     assert server.ranges == []
 
 
 def test_embedded_sets_are_not_fetched(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="faces is not fetched from anywhere; engram can fetch mnist"):
+    with pytest.raises(ConfigError, match="faces can't be fetched; engram can fetch mnist"):
         fetch("faces", tmp_path)

@@ -1,4 +1,4 @@
-"""The two sources that need no file."""
+"""The two data sets that need no files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engram.core.errors import ConfigError
 from engram.data.readers import load_circle, load_faces
 
 
-def test_faces_are_a_hundred_of_each_in_file_order() -> None:
+def test_faces_has_a_hundred_of_each_in_file_order() -> None:
     faces = load_faces()
     assert faces.images.shape == (200, 1, 25, 25)
     assert faces.labels.tolist() == [0] * 100 + [1] * 100
@@ -27,7 +27,7 @@ def test_faces_look_alike_and_non_faces_do_not() -> None:
     assert alike[:100].mean() > 0.5 > 0.25 > alike[100:].mean()
 
 
-def test_circle_neighbours_are_equally_far_and_of_the_other_colour() -> None:
+def test_circle_neighbours_are_equidistant_and_differ_in_colour() -> None:
     circle = load_circle(20)
     steps = (circle.images - circle.images.roll(1, 0)).norm(dim=1)
     torch.testing.assert_close(steps, steps[:1].expand(20))

@@ -1,4 +1,4 @@
-"""A folder of pictures, one subfolder a class."""
+"""A folder of pictures, one subfolder per class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def picture(path: Path, mode: str = "L", size: tuple[int, int] = (4, 3), value: 
     return path
 
 
-def test_classes_and_files_go_by_name(tmp_path: Path) -> None:
+def test_classes_and_files_are_sorted_by_name(tmp_path: Path) -> None:
     picture(tmp_path / "dog" / "b.png", value=20)
     picture(tmp_path / "dog" / "a.png", value=10)
     picture(tmp_path / "cat" / "z.bmp", value=30)
@@ -31,7 +31,7 @@ def test_classes_and_files_go_by_name(tmp_path: Path) -> None:
     np.testing.assert_allclose(images.images[:, 0, 0, 0] * 255, [30, 10, 20], rtol=1e-6)
 
 
-def test_one_coloured_picture_makes_all_rgb(tmp_path: Path) -> None:
+def test_one_colour_picture_makes_all_rgb(tmp_path: Path) -> None:
     picture(tmp_path / "a" / "gray.png")
     picture(tmp_path / "a" / "red.png", "RGB")
     images = load_folder(tmp_path).images
@@ -68,17 +68,17 @@ def test_not_a_picture(tmp_path: Path) -> None:
         load_folder(tmp_path)
 
 
-def test_sixteen_bits_would_be_clipped_so_they_are_refused(tmp_path: Path) -> None:
+def test_sixteen_bits_are_refused_not_clipped(tmp_path: Path) -> None:
     picture(tmp_path / "a" / "1.png", "I;16")
     with pytest.raises(DataError, match="pixels of type I;16; convert it to 8-bit"):
         load_folder(tmp_path)
 
 
 def test_empty_and_absent_folders(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no class; put the pictures of each class into a subfolder"):
+    with pytest.raises(DataError, match="contains no classes; put the pictures of each class into its own"):
         load_folder(tmp_path)
     (tmp_path / "a").mkdir()
-    with pytest.raises(DataError, match=r"class folder .*a holds no picture; add some, or delete it"):
+    with pytest.raises(DataError, match=r"class folder .*a contains no pictures; add some, or delete it"):
         load_folder(tmp_path)
     with pytest.raises(DataError, match=r"there is no folder .*; check the path"):
         load_folder(tmp_path / "other")

@@ -1,4 +1,4 @@
-"""IDX files: the real MNIST, and what a damaged or hostile copy says."""
+"""IDX files: the real MNIST, and the errors for damaged or hostile copies."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_truncated(tmp_path: Path, suffix: str, lost: int) -> None:
 def test_truncated_before_it_was_gzipped(tmp_path: Path) -> None:
     path = tmp_path / "images.gz"
     path.write_bytes(gzip.compress(idx(4, 3, 3, body=bytes(35))))
-    with pytest.raises(DataError, match="declares 36 bytes and holds only 35"):
+    with pytest.raises(DataError, match="declares 36 bytes but contains only 35"):
         read_idx(path, dims=3)
 
 
 def test_surplus_is_refused_without_unpacking_it(tmp_path: Path) -> None:
     path = tmp_path / "images.gz"
     path.write_bytes(gzip.compress(idx(1, 1, 1, body=bytes(1000))))
-    with pytest.raises(DataError, match="declares 1 bytes and holds more"):
+    with pytest.raises(DataError, match="declares 1 bytes but contains more"):
         read_idx(path, dims=3)
 
 
@@ -87,7 +87,7 @@ def test_a_label_out_of_range(tmp_path: Path) -> None:
 
 
 def test_missing_says_where_and_how(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="mnist is not here") as caught:
+    with pytest.raises(DataError, match="mnist was not found") as caught:
         load_idx(tmp_path, "MNIST", train=True)
     for cure in (str(tmp_path / "MNIST" / "raw"), "engram data get mnist", "--data-root", "ENGRAM_DATA"):
         assert cure in str(caught.value)

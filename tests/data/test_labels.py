@@ -1,4 +1,4 @@
-"""Label maps on the data sets that they are made for, and refused on others."""
+"""Label maps apply to the data sets they are made for, and are refused on others."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_map_that_does_not_fit_names_those_that_do() -> None:
     ):
         apply_labels(load_faces(), "odd-even")
     with pytest.raises(
-        ConfigError, match="'smile' is no label map; for faces choose one of: face, gate, identity"
+        ConfigError, match="'smile' is not a label map; for faces choose one of: face, gate, identity"
     ):
         apply_labels(load_faces(), "smile")
 
@@ -76,7 +76,7 @@ def test_first_classes_keep_order_and_names() -> None:
     assert three.classes == ("airplane", "automobile", "bird")
     assert three.labels.tolist() == [0, 1, 2]
     for count in (1, 11):
-        with pytest.raises(ConfigError, match=rf"classes must lie in 2\.\.10, what cifar10 has, got {count}"):
+        with pytest.raises(ConfigError, match=rf"classes must lie in 2\.\.10 \(cifar10 has 10\), got {count}"):
             first_classes(one_of_each("cifar10", CIFAR10), count)
 
 

@@ -46,8 +46,8 @@ def test_layouts(tmp_path: Path, given: Array, expected: Array, floats: bool) ->
     (np.full((4, 2), 1e300), LABELS, "vectors must be finite in float32"),
     (BYTES.transpose(0, 1, 3, 2), LABELS, "reshape them"),
     (BYTES, LABELS[:3], "4 images but 3 labels"),
-    (BYTES, LABELS - 1, "labels must count classes 0, 1, ... below 10000, got -1..1"),
-    (BYTES, LABELS * 10**9, "labels must count classes"),
+    (BYTES, LABELS - 1, "labels must be classes 0, 1, ... below 10000, got -1..1"),
+    (BYTES, LABELS * 10**9, "labels must be classes"),
     (BYTES, LABELS.astype(np.float64), "labels must be whole numbers"),
     (BYTES, np.array(["a", "b", "c", "d"]), "labels must be whole numbers"),
     (BYTES[:0], LABELS[:0], "labels must be whole numbers \\[n\\], got int64 \\(0,\\)"),
@@ -71,7 +71,7 @@ def test_objects_are_not_unpickled(tmp_path: Path) -> None:
 
 
 def test_an_enormous_member_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
-    """A zip whose directory declares more than the bound, in a file of a few hundred bytes."""
+    """A zip of a few hundred bytes whose directory declares more than the limit."""
     path = saved(tmp_path, BYTES)
     with zipfile.ZipFile(path) as archive:
         honest = archive.getinfo("images.npy").file_size
@@ -84,12 +84,12 @@ def test_an_enormous_member_is_refused_before_it_is_unpacked(tmp_path: Path) -> 
         load_npz(path)
 
 
-def test_an_array_header_that_lies(tmp_path: Path) -> None:
+def test_a_false_array_header(tmp_path: Path) -> None:
     path, header = tmp_path / "mine.npz", io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (10**15, 3, 3)})
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("images.npy", header.getvalue())
-    with pytest.raises(DataError, match=r"not a whole .npz file|other than plain numbers"):
+    with pytest.raises(DataError, match=r"not a complete .npz file|other than plain numbers"):
         load_npz(path)
 
 
@@ -102,7 +102,7 @@ def test_a_missing_array_is_named(tmp_path: Path) -> None:
 def test_truncated_and_absent(tmp_path: Path) -> None:
     path = saved(tmp_path, BYTES)
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(DataError, match=r"not a whole .npz file"):
+    with pytest.raises(DataError, match=r"not a complete .npz file"):
         load_npz(path)
     with pytest.raises(DataError, match="there is no file"):
         load_npz(tmp_path / "other.npz")

@@ -1,4 +1,4 @@
-"""Balanced, disjoint, in file order; and the messages when there is not enough."""
+"""Samples are balanced, disjoint and in file order; error messages if there are too few images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_first_of_each_class_in_file_order() -> None:
     assert balanced(UNEVEN, 0).tolist() == []
 
 
-def test_a_seed_draws_a_different_balanced_choice_each_time_the_same() -> None:
+def test_each_seed_draws_its_own_balanced_choice() -> None:
     faces = load_faces()
     drawn = balanced(faces, 40, seed=1)
     assert torch.equal(drawn, balanced(faces, 40, seed=1))
@@ -47,7 +47,7 @@ def test_train_and_held_out_are_disjoint_and_balanced(seed: int | None) -> None:
     assert (class_counts(parts.train), class_counts(parts.held_out)) == ([2, 2], [1, 1])
 
 
-def test_held_out_defaults_to_as_many_as_in_training_or_as_are_left() -> None:
+def test_held_out_defaults_to_the_training_size_or_what_is_left() -> None:
     assert len(split(UNEVEN, 2).held_out) == 2
     assert len(split(UNEVEN, 4).held_out) == 2
     assert len(split(UNEVEN, 6).held_out) == 0
@@ -60,29 +60,29 @@ def test_the_gate_has_fifty_to_train_on_and_fifty_held_out() -> None:
     assert torch.equal(torch.cat([parts.train.images, parts.held_out.images]), load_faces().images[:100])
 
 
-def test_the_mean_is_that_of_the_training_part() -> None:
+def test_the_mean_is_that_of_the_training_images() -> None:
     parts = split(load_faces(), 20)
     assert parts.mean.shape == (1, 25, 25)
     torch.testing.assert_close(centred(parts.train.images, parts.mean).mean(0), torch.zeros(1, 25, 25))
     assert centred(parts.held_out.images, parts.mean).mean(0).abs().max() > 0.01
 
 
-def test_more_than_there_are_says_what_there_is() -> None:
-    with pytest.raises(DataError, match="no 8 balanced images: it holds 6 class 0, 3 class 1; ask for at most 6"):
+def test_asking_for_too_many_reports_what_there_is() -> None:
+    with pytest.raises(DataError, match="8 balanced images: it contains 6 class 0, 3 class 1; ask for at most 6"):
         balanced(UNEVEN, 8)
-    with pytest.raises(DataError, match=r"no 4 balanced images after the first 4: .*; ask for at most 2"):
+    with pytest.raises(DataError, match=r"not have 4 balanced images after the first 4: .*; ask for at most 2"):
         split(UNEVEN, 4, held_out=4)
 
 
 def test_a_class_without_images_is_named() -> None:
-    with pytest.raises(DataError, match="it holds 1 class 0, 1 class 1, 0 class 2; ask for at most 0"):
+    with pytest.raises(DataError, match="it contains 1 class 0, 1 class 1, 0 class 2; ask for at most 0"):
         balanced(marked([0, 1], classes=3), 3)
 
 
 @pytest.mark.parametrize(("n", "nearest"), [(1, 3), (4, 3), (5, 6), (100, 99)])
 def test_n_must_be_a_multiple_of_the_classes(n: int, nearest: int) -> None:
     with pytest.raises(
-        ConfigError, match=f"n must be a multiple of the 3 classes of marked, got {n}; try {nearest}$"
+        ConfigError, match=f"n must be a multiple of 3, the classes of marked, got {n}; try {nearest}$"
     ):
         balanced(marked([0, 1, 2], classes=3), n)
 

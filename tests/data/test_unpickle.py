@@ -1,4 +1,4 @@
-"""The restricted unpickler runs nothing: each attack works on the ordinary unpickler and fails here."""
+"""The restricted unpickler runs nothing: each attack works with the ordinary unpickler and fails here."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_every_other_name_is_refused(tmp_path: Path, function: Callable[..., Any
         read_pickle(path, ["data"])
 
 
-def test_an_admitted_name_runs_no_code_either(tmp_path: Path) -> None:
+def test_permitted_names_run_no_code_either(tmp_path: Path) -> None:
     """numpy.ndarray((2**40,)) would take a terabyte if it were called."""
     path = tmp_path / "batch"
     path.write_bytes(pickle.dumps({"other": Calls(np.ndarray, (2**40,)), "labels": [1]}))
     assert read_pickle(path, ["labels"]) == {"labels": [1]}
 
 
-def test_state_cannot_rewire_what_names_stand_for(tmp_path: Path) -> None:
+def test_state_cannot_change_what_names_stand_for(tmp_path: Path) -> None:
     """BUILD on a name itself: `setattr(numpy.dtype, "state", 1)` would poison every later read."""
     path = tmp_path / "batch"
     path.write_bytes(b"\x80\x02cnumpy\ndtype\nN}U\x05stateK\x01s\x86b.")
@@ -64,7 +64,7 @@ def test_state_cannot_rewire_what_names_stand_for(tmp_path: Path) -> None:
 def test_object_arrays_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "batch"
     path.write_bytes(pickle.dumps({"data": np.array([{}, []], dtype=object)}, protocol=2))
-    with pytest.raises(DataError, match=r"refused: .*holds an array of type 'O8'"):
+    with pytest.raises(DataError, match=r"refused: .*contains an array of type 'O8'"):
         read_pickle(path, ["data"])
 
 
@@ -74,13 +74,13 @@ def test_object_arrays_are_refused(tmp_path: Path) -> None:
     np.array([True, False]),
 ])  # fmt: skip
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_arrays_come_back_as_numpy_reads_them(tmp_path: Path, array: np.ndarray[Any, Any], protocol: int) -> None:
+def test_arrays_are_read_as_numpy_reads_them(tmp_path: Path, array: np.ndarray[Any, Any], protocol: int) -> None:
     path = tmp_path / "batch"
     path.write_bytes(pickle.dumps({"data": array}, protocol))
     np.testing.assert_array_equal(read_pickle(path, ["data"])["data"], array, strict=True)
 
 
-def test_an_array_that_lies_about_its_shape(tmp_path: Path) -> None:
+def test_an_array_with_a_false_shape(tmp_path: Path) -> None:
     path = tmp_path / "batch"
     honest = pickle.dumps({"data": np.zeros((2, 3), np.uint8)}, protocol=2)
     path.write_bytes(honest.replace(b"K\x02K\x03\x86", b"K\x7fK\x03\x86"))
@@ -88,9 +88,9 @@ def test_an_array_that_lies_about_its_shape(tmp_path: Path) -> None:
         read_pickle(path, ["data"])
 
 
-def test_a_file_beyond_the_bound_is_not_read(tmp_path: Path) -> None:
+def test_a_file_over_the_limit_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "batch"
     with path.open("wb") as stream:
-        stream.truncate(2**30 + 1)  # sparse: takes no room on the disk
+        stream.truncate(2**30 + 1)  # sparse: takes no disk space
     with pytest.raises(DataError, match=r"refused: .*declares 1,073,741,825 bytes"):
         read_pickle(path, ["data"])

@@ -9,8 +9,7 @@ from engram.auditing.examine import examine
 from engram.auditing.inspect import describe
 from engram.auditing.reach import judge
 from engram.core.errors import ConfigError
-from engram.members.boundaries import ON_BOUNDARY, boundaries, dense_part
-from engram.members.evidence import membership_tests
+from engram.members.kkt import ON_BOUNDARY, boundaries, dense_part, membership_tests
 from engram.models.networks import Network
 from engram.models.tasks import Binary
 from engram.models.view import AttackerView
@@ -21,7 +20,7 @@ from tests.cases import points, view
 from tests.conv_cases import LABELS, SHAPE, drawn, faces, written
 
 
-def test_of_a_plain_network_it_is_the_network_itself() -> None:
+def test_the_dense_part_of_a_plain_network_is_the_network() -> None:
     whole, (inputs, _) = view(12, 9, 1, shape=(3, 2, 2)), points(5, 12)
     part = dense_part(whole)
     assert part.view.network is whole.network
@@ -30,8 +29,8 @@ def test_of_a_plain_network_it_is_the_network_itself() -> None:
 
 
 @pytest.mark.parametrize("factor", [1.0, 100.0])
-def test_of_convolutions_it_reads_features_at_any_scale(factor: float) -> None:
-    """The outputs are the network's own, and larger features are measured by a larger width."""
+def test_the_dense_part_after_convolutions_reads_features_at_any_scale(factor: float) -> None:
+    """The outputs match the network's, and larger features get a larger width."""
     made = drawn("conv3x4s2 relu flatten 20 relu 1")
     params = {
         name: value * factor if name.startswith("layers.0") else value for name, value in made.params.items()
@@ -47,7 +46,7 @@ def test_of_convolutions_it_reads_features_at_any_scale(factor: float) -> None:
     assert part.entering(images[:0]).shape == (0, 100)
 
 
-def test_a_trained_network_tells_its_members_over_features() -> None:
+def test_members_of_a_trained_network_are_identified_by_features() -> None:
     images, n = faces(0, 36), 12
     labels, inputs = torch.arange(36) % 2, images - images[:n].mean(0)
     spec = ConvSpec(input_shape=SHAPE, layers="conv3x4s2 relu flatten 60 relu 1", first_layer_std=None)
@@ -60,13 +59,13 @@ def test_a_trained_network_tells_its_members_over_features() -> None:
     assert found["boundaries"].train.mean() > 5 * found["boundaries"].held_out.mean()
 
 
-def test_what_samples_say_of_the_layer_that_reads_features() -> None:
+def test_examine_and_judge_the_layer_that_reads_features() -> None:
     whole: AttackerView[Network] = AttackerView(written(), SHAPE, Binary())
     description, part = describe(whole), dense_part(whole)
     own = examine(part, description.space, faces(0), LABELS, faces(0).mean(0))
     assert [gap.name for gap in own.kkt.layers] == ["layers.1", "layers.2"]
     assert own.ceiling.ssim is None
-    assert own.ceiling.ncc is None, "of features, a likeness says nothing of the image"
+    assert own.ceiling.ncc is None, "the NCC of features says nothing about the image"
     verdict = judge(description, own)
     assert verdict.in_reach
     assert "explain" in verdict.sentence
@@ -77,6 +76,6 @@ def test_what_samples_say_of_the_layer_that_reads_features() -> None:
         examine(part, description.space, faces(0)[:, :, ::2, ::2], LABELS, torch.zeros(1, 6, 6))
 
 
-def test_layers_without_such_a_part_are_told() -> None:
+def test_layers_without_a_dense_part_are_refused() -> None:
     with pytest.raises(ConfigError, match="no fully-connected part"):
         dense_part(AttackerView(drawn("conv3x3 relu flatten 5 5 relu 1"), SHAPE, Binary()))

@@ -9,7 +9,7 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from engram.core.errors import ConfigError
-from engram.members.duals import kkt, nonnegative_minimum
+from engram.members.kkt import kkt, nonnegative_minimum
 from engram.models.networks import DenseNetwork
 from engram.models.tasks import Binary, Multiclass
 from engram.training.spec import BiasPolicy
@@ -18,7 +18,7 @@ from tests.cases import network, points
 
 def orthogonal_with_ones(labels: Tensor) -> Tensor:
     """Points that, once a constant 1 is appended, have squared length n + 1, are orthogonal within a class, and
-    have product -1/n between the classes."""
+    have inner product -1/n across classes."""
     n = len(labels)
     gram = (n + 1) * torch.eye(n, dtype=torch.float64) - (labels[:, None] != labels).double() / n
     points: Tensor = torch.linalg.cholesky(gram - 1)
@@ -28,9 +28,9 @@ def orthogonal_with_ones(labels: Tensor) -> Tensor:
 def stationary(n: int, neurons: int) -> tuple[DenseNetwork, Tensor, Tensor, Tensor]:
     """A network that is an exact KKT point in both layers, its samples, labels and duals.
 
-    Neuron k with output weight a_k is active on the samples with y_i a_k > 0 alone: these are orthogonal, and the
-    others lie on the far side. Its pre-activation there is lambda_i |a_k| (n + 1), so that the output layer is a
-    sum of gradients too if sum_i lambda_i² (n + 1) = 1 over each class.
+    Neuron k with output weight a_k is active only on the samples with y_i a_k > 0: these are orthogonal, and the
+    others lie on the far side. Its pre-activation there is lambda_i |a_k| (n + 1), so the output layer is also a
+    sum of gradients if sum_i lambda_i² (n + 1) = 1 over each class.
     """
     generator = torch.Generator().manual_seed(3)
     labels = torch.arange(n) % 2
@@ -48,7 +48,7 @@ def stationary(n: int, neurons: int) -> tuple[DenseNetwork, Tensor, Tensor, Tens
     return DenseNetwork((first[:, :-1], outgoing[None]), (first[:, -1], None)), inputs, labels, duals
 
 
-def test_no_gap_at_a_kkt_point_and_its_duals_come_back() -> None:
+def test_a_kkt_point_has_no_gap_and_its_duals_come_back() -> None:
     target, inputs, labels, duals = stationary(8, 30)
     found = kkt(target, Binary(), inputs, labels)
     assert all(layer.gap < 1e-8 and layer.own_gap < 1e-8 for layer in found.layers)
@@ -59,8 +59,8 @@ def test_no_gap_at_a_kkt_point_and_its_duals_come_back() -> None:
     assert found.margin == pytest.approx(float((duals * margins).sum() / duals.sum()), rel=1e-8)
 
 
-def test_samples_that_are_no_support_vectors_are_told_apart() -> None:
-    """A linear hard-margin problem by hand: w = (1, 0) is half the sum of the first two and needs no third."""
+def test_samples_that_are_not_support_vectors_get_no_dual() -> None:
+    """A linear hard-margin problem by hand: w = (1, 0) is half the sum of the first two samples."""
     linear = DenseNetwork((torch.tensor([[1.0, 0.0]], dtype=torch.float64),), (None,))
     inputs = torch.tensor([[1.0, 2.0], [1.0, -2.0], [-1.0, 0.0]], dtype=torch.float64)
     found = kkt(linear, Binary(), inputs, torch.tensor([1, 1, 1]))
@@ -81,7 +81,7 @@ def test_a_network_that_no_sample_explains_has_gap_one_and_no_margin() -> None:
 @pytest.mark.parametrize("bias", ["first", "all", "none"])
 @pytest.mark.parametrize("n", [6, 40])
 def test_duals_and_gaps_equal_the_dense_solution(bias: BiasPolicy, n: int) -> None:
-    """Gradients by autograd, stacked into a matrix, and scipy on that: 40 samples of 5 values are dependent."""
+    """Gradients from autograd, stacked into a matrix for scipy; 40 samples of 5 values are linearly dependent."""
     target = network(5, 9, 7, 1, bias=bias)
     inputs, labels = points(n, 5)
     found = kkt(target, Binary(), inputs, labels)
@@ -117,5 +117,5 @@ def test_the_minimum_does_not_depend_on_the_scale(scale: float) -> None:
 
 def test_other_tasks_are_refused() -> None:
     inputs, labels = points(4, 5)
-    with pytest.raises(ConfigError, match="KKT gap is known for binary tasks only, got a multiclass task"):
+    with pytest.raises(ConfigError, match="KKT gap is defined for binary tasks only, got a multiclass task"):
         kkt(network(5, 6, 3), Multiclass(3), inputs, labels)

@@ -1,4 +1,4 @@
-"""Membership: a network that memorised its samples tells them; one that never saw them does not."""
+"""Membership: a network that memorised its samples reveals them; one that never saw them does not."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import ConfigError
-from engram.members.boundaries import boundaries
-from engram.members.evidence import Membership, membership_tests
+from engram.members.kkt import Membership, boundaries, membership_tests
 from engram.models.tasks import Binary, Multiclass, Regression
 from engram.models.view import AttackerView
 from engram.training.recipe import Recipe
@@ -21,14 +20,14 @@ Records = tuple[Tensor, Tensor]
 
 @pytest.fixture(scope="module")
 def memorised() -> tuple[AttackerView, Records, Records]:
-    """Twenty random points with random labels, learnt by heart; twenty more that were not."""
+    """Twenty random points with random labels, memorised; twenty more that were not."""
     inputs, labels = points(40, 30, seed=3)
     spec = MLPSpec(inputs=30, widths=(200, 50))
     learnt, _ = train(spec, Recipe(lr=0.05, epochs=1500), Binary(), inputs[:20], labels[:20])
     return AttackerView(learnt, (30,), Binary()), (inputs[:20], labels[:20]), (inputs[20:], labels[20:])
 
 
-def test_members_are_told_from_others(memorised: tuple[AttackerView, Records, Records]) -> None:
+def test_members_are_identified(memorised: tuple[AttackerView, Records, Records]) -> None:
     found = membership_tests(*memorised)
     assert [test.name for test in found.tests] == ["boundaries", "dual", "combined", "loss"]
     assert found["combined"].roc.auc > 0.95
@@ -38,7 +37,7 @@ def test_members_are_told_from_others(memorised: tuple[AttackerView, Records, Re
 
 
 def test_swapping_the_groups_mirrors_the_result(memorised: tuple[AttackerView, Records, Records]) -> None:
-    """Nothing knows who is a member: exchanging the groups exchanges the scores."""
+    """No test knows who is a member: swapping the groups swaps the scores."""
     view, own, other = memorised
     there, back = membership_tests(view, own, other), membership_tests(view, other, own)
     for test in there.tests:
@@ -46,7 +45,7 @@ def test_swapping_the_groups_mirrors_the_result(memorised: tuple[AttackerView, R
         assert test.roc.auc == pytest.approx(1 - back[test.name].roc.auc, abs=1e-6)
 
 
-def test_a_network_that_never_saw_them_tells_nothing() -> None:
+def test_a_network_that_never_saw_the_records_reveals_nothing() -> None:
     levels = []
     for seed in range(5):
         inputs, labels = points(80, 30, seed=100 + seed)
@@ -56,7 +55,7 @@ def test_a_network_that_never_saw_them_tells_nothing() -> None:
     assert min(levels) > 0.001
 
 
-def test_other_tasks_do_without_what_they_lack() -> None:
+def test_tasks_without_duals_skip_the_dual_test() -> None:
     inputs, labels = points(20, 12, labels=3)
     classes = membership_tests(
         AttackerView(network(12, 30, 3), (12,), Multiclass(3)),
@@ -71,5 +70,5 @@ def test_other_tasks_do_without_what_they_lack() -> None:
     )
     assert [test.name for test in found.tests] == ["boundaries", "combined", "loss"]
     assert "regression:l2" in str(found.note)
-    with pytest.raises(ConfigError, match="held_out must hold records, got 0"):
+    with pytest.raises(ConfigError, match="held_out must contain records, got 0"):
         membership_tests(regression, (inputs, labels), (inputs[:0], labels[:0]))

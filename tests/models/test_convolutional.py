@@ -1,4 +1,4 @@
-"""Networks with convolutions: their text, forward pass, gradients, training and the published scheme."""
+"""Networks with convolutions: text format, forward pass, gradients, training and the published scheme."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def as_modules(network: ConvNetwork) -> nn.Sequential:
     return modules
 
 
-def test_forward_pass_equals_torch_s_modules() -> None:
+def test_forward_pass_equals_torch_modules() -> None:
     network = conv_network(DEEP.format(1), bias="all")
     inputs = torch.randn(5, *SHAPE, dtype=torch.float64)
     with torch.no_grad():
@@ -63,7 +63,7 @@ def test_forward_pass_equals_torch_s_modules() -> None:
         torch.testing.assert_close(network(inputs.flatten(1)), network(inputs))
 
 
-def test_every_choice_of_a_layer_shows_in_the_digest() -> None:
+def test_digest_depends_on_layer_settings() -> None:
     plain = conv_network("conv3x4 relu flatten 1", shape=(1, 3, 3))
     other = ConvNetwork(plain.weights, plain.biases, Architecture.parse("conv3x4s2 relu flatten 1", (1, 3, 3)))
     assert plain.digest() != other.digest()
@@ -71,7 +71,7 @@ def test_every_choice_of_a_layer_shows_in_the_digest() -> None:
 
 
 def patchwise_gradients(network: ConvNetwork, x: Tensor, coefficients: Tensor, slope: float) -> list[np.ndarray]:
-    """sum_k c_k dPhi_k(x)/dtheta of conv-dense-dense by loops; the convolution's is a sum over patches.
+    """sum_k c_k dPhi_k(x)/dtheta of conv-dense-dense, by loops; the convolution's is a sum over patches.
 
     ReLU's derivative is sigmoid(slope z), as in the papers. Weight and bias of the convolution, then the weights.
     """
@@ -154,7 +154,7 @@ def test_training_separates_and_resumes_bit_identical(tmp_path: Path) -> None:
     ],
     ids=["forget", "batches"],
 )
-def test_descent_without_the_head_s_gradient_equals_plain_descent(
+def test_descent_without_gradient_arrays_equals_plain_descent(
     recipe: Recipe, bias: BiasPolicy, task: Task
 ) -> None:
     inputs, labels = cases.points(10, 84)
@@ -170,7 +170,7 @@ def test_descent_without_the_head_s_gradient_equals_plain_descent(
         assert (quick.state[name] - value).abs().max() > 1e-6
 
 
-def test_networks_without_a_head_are_trained_plainly() -> None:
+def test_networks_without_a_head_use_plain_descent() -> None:
     inputs, labels = cases.points(10, 84)
     network = conv_network("conv3x4 relu flatten 5 1")
     descent = make_descent(network, Binary(), Recipe(dtype="float64"), inputs, labels)
@@ -194,13 +194,13 @@ def test_networks_without_a_head_are_trained_plainly() -> None:
         ("", "must have 1 to 256 layers, got 0"),
     ],
 )
-def test_wrong_descriptions_are_told_with_the_layer(text: str, message: str) -> None:
+def test_wrong_descriptions_are_refused_with_the_layer(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Architecture.parse(text, SHAPE)
     assert message in str(caught.value)
 
 
-def test_text_is_read_as_it_is_written() -> None:
+def test_text_round_trip() -> None:
     text = "conv3x8s2p1 relu avgpool2 conv1x4 relu flatten 10 relu 1"
     assert " ".join(map(str, parse_layers(text.upper()))) == text
 
@@ -209,7 +209,7 @@ def test_a_view_of_another_kind_or_shape_is_refused() -> None:
     network = conv_network("conv3x4 relu flatten 1")
     with pytest.raises(UnsupportedModelError, match="input shape 2x7x7 has 98 values"):
         AttackerView(network, (2, 7, 7), Binary())
-    with pytest.raises(UnsupportedModelError, match="input shape 7x6x2 is not the 2x7x6 of the network's layers"):
+    with pytest.raises(UnsupportedModelError, match="input shape 7x6x2 differs from the 2x7x6 of the network"):
         AttackerView(network, (7, 6, 2), Binary())
     with pytest.raises(ConfigError, match="can't be read here"):
         AttackerView(network, SHAPE, Binary()).narrowed(DenseNetwork)
@@ -229,6 +229,6 @@ def test_kernels_of_the_whole_image_are_a_fully_connected_layer() -> None:
 @pytest.mark.parametrize(
     "layers", ["conv5x5 relu flatten 4 relu 1", "conv6x5p1 relu flatten 4 relu 1", "conv6x5 flatten 4 relu 1"]
 )
-def test_other_convolutions_are_none(layers: str) -> None:
-    """A smaller kernel, one that sees padding, and no ReLU in between."""
+def test_other_convolutions_have_no_dense_equivalent(layers: str) -> None:
+    """A smaller kernel, a kernel with padding, and a missing ReLU."""
     assert conv_network(layers, shape=(2, 6, 6)).dense_equivalent is None

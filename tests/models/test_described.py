@@ -1,4 +1,4 @@
-"""A stranger's ConvNet: by description or by torch.export's file; nothing in it is run."""
+"""Foreign ConvNets: from a description or a torch.export file; nothing in the file is run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXT = "conv3x4s2p1 relu conv1x4 relu avgpool2 flatten 8 relu 1"
 DESCRIBED = Architecture.parse(TEXT, SHAPE)
 
 
-def stranger(*extra: nn.Module) -> nn.Sequential:
+def foreign(*extra: nn.Module) -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(
@@ -71,13 +71,13 @@ def anonymous(state: dict[str, Tensor]) -> dict[str, Tensor]:
     ids=["sequential", "anonymous", "wrapped"],
 )
 def test_state_dict_of_any_names(rename: Callable[[dict[str, Tensor]], dict[str, Tensor]], tmp_path: Path) -> None:
-    net = stranger()
+    net = foreign()
     torch.save(rename(net.state_dict()), tmp_path / "model.pt")
     assert_same(read_any_network(tmp_path / "model.pt", DESCRIBED), net)
 
 
 def test_safetensors_whose_order_is_lost(tmp_path: Path) -> None:
-    net = stranger()
+    net = foreign()
     names = {"0": "conv2", "2": "conv10", "7": "head.1", "9": "head.2"}
     state = {f"{names[key.split('.')[0]]}.{key.split('.')[1]}": value for key, value in net.state_dict().items()}
     assert set(state) >= {"conv2.weight", "head.2.bias"}
@@ -106,10 +106,10 @@ def test_every_mismatch_is_in_one_error() -> None:
         described_network(state, DESCRIBED)
     message = str(caught.value)
     for part in (
-        "layer 0 of the description has weights [4, 3, 3, 3], and no tensor is left of that shape",
+        "layer 0 of the description has weights [4, 3, 3, 3], but no tensor of that shape is left",
         "layer 1 of the description has weights [4, 4, 1, 1]",
         "no layer of the description has weights of this shape: conv.weight [5, 3, 3, 3]",
-        "fc.bias [7] is no bias of fc.weight [8, 16]",
+        "fc.bias [7] is not a bias of fc.weight [8, 16]",
         "norm.weight [4]",
         "NaN or infinite values: out.weight",
     ):
@@ -117,7 +117,7 @@ def test_every_mismatch_is_in_one_error() -> None:
 
 
 def test_convolution_without_description_says_how_to_describe_it(tmp_path: Path) -> None:
-    torch.save(stranger().state_dict(), tmp_path / "model.pt")
+    torch.save(foreign().state_dict(), tmp_path / "model.pt")
     with pytest.raises(UnsupportedModelError, match="--arch 'conv3x32 relu flatten 1000 relu 1'"):
         read_any_network(tmp_path / "model.pt")
 
@@ -138,7 +138,7 @@ class Functional(nn.Module):
 
 
 @pytest.mark.parametrize("any_batch", [False, True])
-@pytest.mark.parametrize("make", [stranger, Functional])
+@pytest.mark.parametrize("make", [foreign, Functional])
 def test_exported_file_needs_no_description(
     make: Callable[[], nn.Module], any_batch: bool, tmp_path: Path
 ) -> None:
@@ -155,12 +155,12 @@ def test_exported_double_precision_and_dense(tmp_path: Path) -> None:
     inputs = torch.randn(3, 4)
     torch.testing.assert_close(found(inputs), dense(inputs))
     with pytest.raises(UnsupportedModelError, match="it has convolutions: 3x8x8-conv3x4s2p1"):
-        read_network(exported(tmp_path / "conv.pt2", stranger()))
+        read_network(exported(tmp_path / "conv.pt2", foreign()))
 
 
 def test_a_description_must_agree_with_the_file(tmp_path: Path) -> None:
-    path = exported(tmp_path / "model.pt2", stranger())
-    assert_same(read_any_network(path, DESCRIBED), stranger())
+    path = exported(tmp_path / "model.pt2", foreign())
+    assert_same(read_any_network(path, DESCRIBED), foreign())
     other = Architecture.parse(TEXT.replace("8 relu", "9 relu"), SHAPE)
     with pytest.raises(UnsupportedModelError, match=f"the file's layers are '{TEXT}'"):
         read_any_network(path, other)
@@ -175,8 +175,8 @@ class Residual(nn.Module):
         return torch.sigmoid(x + self.conv(x))
 
 
-def test_all_that_is_unsupported_is_in_one_error(tmp_path: Path) -> None:
-    path = exported(tmp_path / "model.pt2", stranger(nn.MaxPool2d(1), Residual()))
+def test_everything_unsupported_is_in_one_error(tmp_path: Path) -> None:
+    path = exported(tmp_path / "model.pt2", foreign(nn.MaxPool2d(1), Residual()))
     with pytest.raises(UnsupportedModelError) as caught:
         read_any_network(path)
     for part in ("aten.max_pool2d", "aten.add.Tensor", "aten.sigmoid", "conv2d.default with groups 2", "a branch"):
@@ -185,10 +185,10 @@ def test_all_that_is_unsupported_is_in_one_error(tmp_path: Path) -> None:
 
 def test_normalisation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="buffer"):
-        read_any_network(exported(tmp_path / "model.pt2", stranger(nn.BatchNorm2d(4))))
+        read_any_network(exported(tmp_path / "model.pt2", foreign(nn.BatchNorm2d(4))))
 
 
-# --- files that lie ---------------------------------------------------------------------------------------
+# --- hostile files -----------------------------------------------------------------------------------------
 
 
 def rewritten(path: Path, change: Callable[[str, bytes], bytes]) -> Path:
@@ -211,7 +211,7 @@ def edited(path: Path, ending: str, change: Callable[[Any], object]) -> Path:
     return rewritten(path, apply)
 
 
-LIES: dict[str, tuple[str, Callable[[Any], object]]] = {
+TAMPERED: dict[str, tuple[str, Callable[[Any], object]]] = {
     "a pickled weight": (
         "model_weights_config.json",
         lambda value: value["config"]["0.weight"].update(use_pickle=True),
@@ -237,22 +237,22 @@ LIES: dict[str, tuple[str, Callable[[Any], object]]] = {
         "model.json",
         lambda value: value["graph_module"]["graph"]["nodes"][0].update(target="os.system"),
     ),
-    "a parameter of no one": (
+    "an unknown parameter": (
         "model.json",
         lambda value: value["graph_module"]["graph"]["nodes"][0]["inputs"][1]["arg"]["as_tensor"].update(name="x"),
     ),
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_file_that_lies_is_refused(lie: str, tmp_path: Path) -> None:
-    path = edited(exported(tmp_path / "model.pt2", stranger()), *LIES[lie])
+@pytest.mark.parametrize("how", TAMPERED)
+def test_a_tampered_file_is_refused(how: str, tmp_path: Path) -> None:
+    path = edited(exported(tmp_path / "model.pt2", foreign()), *TAMPERED[how])
     with pytest.raises((CheckpointError, UnsupportedModelError)):
         read_any_network(path)
 
 
 def test_sample_inputs_are_never_unpickled(tmp_path: Path) -> None:
-    """The archive also holds a pickle; a hostile one there does nothing, for it is not opened."""
+    """The archive also contains a pickle; a hostile one does nothing, because it is not opened."""
 
     class Bomb:
         def __reduce__(self) -> tuple[Any, ...]:
@@ -260,22 +260,22 @@ def test_sample_inputs_are_never_unpickled(tmp_path: Path) -> None:
 
     torch.save(Bomb(), tmp_path / "bomb.pt")
     bomb = (tmp_path / "bomb.pt").read_bytes()
-    path = exported(tmp_path / "model.pt2", stranger())
+    path = exported(tmp_path / "model.pt2", foreign())
     rewritten(path, lambda name, content: bomb if name.endswith("model.pt") else content)
-    assert_same(read_any_network(path), stranger())
+    assert_same(read_any_network(path), foreign())
     assert not (tmp_path / "exploded").exists()
 
 
 def test_size_is_bounded_before_unpacking(tmp_path: Path) -> None:
-    path = exported(tmp_path / "model.pt2", stranger())
+    path = exported(tmp_path / "model.pt2", foreign())
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("model/data/weights/bomb", bytes(10**7))
     with pytest.raises(CheckpointError, match="more than the limit of 1,000,000"):
         read_any_network(path, max_bytes=1_000_000)
 
 
-def test_random_damage_never_escapes_as_another_error(tmp_path: Path) -> None:
-    path = exported(tmp_path / "model.pt2", stranger())
+def test_random_damage_never_raises_other_errors(tmp_path: Path) -> None:
+    path = exported(tmp_path / "model.pt2", foreign())
     whole, chance = path.read_bytes(), random.Random(0)
     for _ in range(150):
         damaged = bytearray(whole)
@@ -287,10 +287,10 @@ def test_random_damage_never_escapes_as_another_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("flags", 1), ("method", 97)], ids=["encrypted", "unknown packing"])
-def test_an_archive_packed_strangely_is_refused_with_a_cure(field: str, value: int, tmp_path: Path) -> None:
-    path = exported(tmp_path / "model.pt2", stranger())
+def test_an_oddly_packed_archive_is_refused_with_a_cure(field: str, value: int, tmp_path: Path) -> None:
+    path = exported(tmp_path / "model.pt2", foreign())
     content = bytearray(path.read_bytes())
-    # the field's place in the headers of each entry: in the directory, and before the entry itself
+    # the field's offset in both headers of each entry: in the directory, and before the entry itself
     for header, place in ((b"PK\x01\x02", {"flags": 8, "method": 10}), (b"PK\x03\x04", {"flags": 6, "method": 8})):
         at = content.find(header)
         while at >= 0:
@@ -302,8 +302,8 @@ def test_an_archive_packed_strangely_is_refused_with_a_cure(field: str, value: i
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_torchscript_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    traced = torch.jit.trace(stranger(), torch.zeros(1, *SHAPE))  # type: ignore[no-untyped-call]
+def test_torchscript_is_refused_with_a_cure(tmp_path: Path) -> None:
+    traced = torch.jit.trace(foreign(), torch.zeros(1, *SHAPE))  # type: ignore[no-untyped-call]
     torch.jit.save(traced, str(tmp_path / "model.pt"))
     with pytest.raises(CheckpointError, match="TorchScript archive") as caught:
         read_any_network(tmp_path / "model.pt", DESCRIBED)

@@ -1,4 +1,4 @@
-"""A stranger's file gives the network that was saved, or one message with the cause and the cure."""
+"""A foreign file gives the network that was saved, or one message with the cause and the cure."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_safetensors_whose_names_do_not_sort(tmp_path: Path, names: list[str]) -
 
 
 def test_safetensors_of_more_than_ten_equal_layers_go_by_number(tmp_path: Path) -> None:
-    """Sorted names put layer 10 before layer 2, and with equal widths that order chains as well."""
+    """Sorted names put layer 10 before layer 2, and with equal widths that order also fits."""
     net = relu_net(4, *[4] * 11, 4)
     save_file(net.state_dict(), tmp_path / "model.safetensors")
     assert_same(read_network(tmp_path / "model.safetensors"), net)
@@ -160,14 +160,14 @@ def test_file_order_decides_between_equal_layers_without_numbers(tmp_path: Path)
     assert_same(read_network(saved(tmp_path, renamed(net, ["in", "second", "first", "out"]))), net)
 
 
-def test_content_counts_more_than_suffix(tmp_path: Path) -> None:
+def test_content_overrides_suffix(tmp_path: Path) -> None:
     net = relu_net(5, 8, 1)
     save_file(net.state_dict(), tmp_path / "a.pt")
     assert_same(read_network(tmp_path / "a.pt"), net)
     assert_same(read_network(saved(tmp_path, net.state_dict(), "b.safetensors")), net)
 
 
-def test_safetensors_header_that_begins_like_a_pickle(tmp_path: Path) -> None:
+def test_safetensors_header_that_starts_like_a_pickle(tmp_path: Path) -> None:
     net, path = relu_net(5, 8, 1), tmp_path / "model"
     for padding in range(600):
         save_file(net.state_dict(), path, {"note": "x" * padding})
@@ -269,7 +269,7 @@ def test_malicious_pickle_runs_nothing(tmp_path: Path, way: str) -> None:
     assert way == "pickle" or "mkdir, which could run code" in message
     assert not marker.exists()
     torch.load(path, weights_only=False) if way != "pickle" else pickle.loads(path.read_bytes())  # noqa: S301
-    assert marker.exists(), "the attack itself must work, or this test shows nothing"
+    assert marker.exists(), "the attack itself must work, or this test proves nothing"
 
 
 @pytest.mark.parametrize("as_zip", [True, False], ids=["zip", "legacy"])
@@ -287,7 +287,7 @@ def test_numpy_arrays(tmp_path: Path) -> None:
 
 def test_torchscript(tmp_path: Path) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.jit is deprecated; strangers still send such files
+        warnings.simplefilter("ignore")  # torch.jit is deprecated, but such files still exist
         torch.jit.script(relu_net(5, 8, 1)).save(tmp_path / "model.pt")  # type: ignore[no-untyped-call]
     message = refusal(tmp_path / "model.pt")
     assert "TorchScript" in message
@@ -315,7 +315,7 @@ def test_truncated_safetensors(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(position=st.integers(0, 10_000), value=st.integers(0, 255), as_zip=st.booleans())
-def test_damaged_bytes_never_give_another_kind_of_error(
+def test_damaged_bytes_never_raise_other_errors(
     tmp_path_factory: pytest.TempPathFactory, position: int, value: int, as_zip: bool
 ) -> None:
     path = tmp_path_factory.mktemp("damaged") / "model.pt"
@@ -335,7 +335,7 @@ def test_declared_size_of_a_zip_bomb(tmp_path: Path) -> None:
     assert "unpacks to 5,000,000 bytes, more than the limit of 1,000,000" in refusal(path, max_bytes=1_000_000)
 
 
-def test_tensor_that_claims_more_than_the_file_holds(tmp_path: Path) -> None:
+def test_tensor_that_claims_more_than_the_file_contains(tmp_path: Path) -> None:
     state = {"0.weight": torch.ones(1).expand(10**6, 10**6), "1.weight": torch.ones(1, 10**6)}
     assert "claims 4,000,004,000,000 bytes" in refusal(saved(tmp_path, state))
 
@@ -376,7 +376,7 @@ def test_other_zip(tmp_path: Path) -> None:
 
 def test_not_one_state_dict(tmp_path: Path) -> None:
     net = relu_net(5, 8, 1)
-    assert "holds a list, not a state_dict" in refusal(saved(tmp_path, [torch.ones(2)]))
+    assert "contains a list, not a state_dict" in refusal(saved(tmp_path, [torch.ones(2)]))
     two = {"generator": net.state_dict(), "discriminator": relu_net(5, 8, 1).state_dict()}
     assert "several state_dicts ('generator', 'discriminator')" in refusal(saved(tmp_path, two))
     assert "unprintable" in refusal(saved(tmp_path, {"\x1b[2J.weight": torch.ones(2, 2)}))
@@ -384,7 +384,7 @@ def test_not_one_state_dict(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [{}, {"epoch": 3}, {"model": {}}])
 def test_no_tensors(tmp_path: Path, content: object) -> None:
-    with pytest.raises(UnsupportedModelError, match="it holds no tensors; save the state_dict"):
+    with pytest.raises(UnsupportedModelError, match="it contains no tensors; save the state_dict"):
         read_network(saved(tmp_path, content))
 
 
@@ -395,7 +395,7 @@ def test_checkpoint_that_contains_itself(tmp_path: Path) -> None:
         read_network(saved(tmp_path, circular))
 
 
-@pytest.mark.filterwarnings("ignore:.*quantized:UserWarning")  # deprecated; strangers still send them
+@pytest.mark.filterwarnings("ignore:.*quantized:UserWarning")  # deprecated, but still in use
 def test_quantised_model(tmp_path: Path) -> None:
     packed = (torch.quantize_per_tensor(torch.ones(3, 2), 0.1, 0, torch.qint8), torch.ones(3))
     path = saved(tmp_path, {"0.scale": torch.tensor(1.0), "0._packed_params._packed_params": packed})
@@ -434,7 +434,7 @@ REFUSED: dict[str, tuple[State, list[str]]] = {
     ),
     "weight norm": (
         modules(nn.utils.parametrizations.weight_norm(nn.Linear(5, 8)), nn.Linear(8, 1)),
-        ["kept in parts", "0.parametrizations.weight.original0", "merge"],
+        ["stored in parts", "0.parametrizations.weight.original0", "merge"],
     ),
     "unknown names": (
         {**relu_net(5, 8, 1).state_dict(), "temperature": torch.tensor(2.0)},
@@ -528,7 +528,7 @@ def test_transposed_safetensors_without_biases_go_by_number() -> None:
 
 
 def test_several_orders_are_listed_not_guessed() -> None:
-    """Sorted, hidden_three stands before hidden_two; the alphabet is no evidence."""
+    """Sorted, hidden_three comes before hidden_two; alphabetical order proves nothing."""
     net = relu_net(5, 4, 4, 4, 1)
     state = dict(sorted(renamed(net, ["a_in", "hidden_two", "hidden_three", "out"]).items()))
     problem = only_problem(state, ordered=False)
@@ -554,7 +554,7 @@ def test_every_problem_is_listed() -> None:
 
 
 @pytest.mark.timeout(10)
-def test_factorially_many_orders_end_soon() -> None:
+def test_search_of_factorially_many_orders_is_bounded() -> None:
     square = {f"{'x' * i}y.weight": torch.ones(2, 2) for i in range(200)}
     assert "several orders" in only_problem(square, ordered=False)
     detached = square | {"p.weight": torch.ones(3, 3)}

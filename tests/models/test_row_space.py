@@ -1,4 +1,4 @@
-"""The row space of images: smooth directions that noise hides, no direction in noise alone, fine detail kept."""
+"""The row space of images: finds smooth directions hidden in noise and none in pure noise, keeps fine detail."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_coefficients_equal_a_sum_over_pixels() -> None:
         torch.testing.assert_close(found[:, place], images @ pattern)
 
 
-def test_pixels_is_the_way_back_and_lengths_stay() -> None:
+def test_pixels_inverts_coefficients_and_lengths_are_kept() -> None:
     images = drawn(4, PIXELS, seed=2)
     coefficients = Frequencies.of(SHAPE).coefficients(images)
     torch.testing.assert_close(Frequencies.of(SHAPE).pixels(coefficients), images)
     torch.testing.assert_close(coefficients.norm(dim=1), images.norm(dim=1))
 
 
-def test_what_is_smooth_comes_first() -> None:
+def test_smooth_patterns_come_first() -> None:
     frequencies = Frequencies.of(SHAPE)
     flat = frequencies.coefficients(torch.ones(1, PIXELS, dtype=torch.float64))[0]
     assert float(flat[0]) == pytest.approx(math.sqrt(PIXELS))
@@ -67,7 +67,7 @@ def test_what_is_smooth_comes_first() -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns", "strength"), [(200, 600, 25.0), (600, 200, 22.0), (300, 300, 20.0)])
-def test_overlaps_are_those_of_planted_directions(rows: int, columns: int, strength: float) -> None:
+def test_overlaps_match_planted_directions(rows: int, columns: int, strength: float) -> None:
     found = []
     for seed in range(5):
         left = torch.nn.functional.normalize(drawn(rows, seed=seed), dim=0)
@@ -76,9 +76,9 @@ def test_overlaps_are_those_of_planted_directions(rows: int, columns: int, stren
         vectors, values, others = torch.linalg.svd(noisy, full_matrices=False)
         cosines_found = float((vectors[:, 0] @ left).square() + (others[0] @ right).square())
         found.append((cosines_found, float(overlaps(values[:1], rows, columns))))
-    sampled, told = torch.tensor(found).mean(0).tolist()
-    assert told == pytest.approx(sampled, abs=0.12)
-    assert 0.3 < sampled < 1.9, "neither hidden nor plain to see"
+    sampled, predicted = torch.tensor(found).mean(0).tolist()
+    assert predicted == pytest.approx(sampled, abs=0.12)
+    assert 0.3 < sampled < 1.9, "neither hidden nor obvious"
 
 
 def test_smooth_images_are_found_below_the_noise_of_all_frequencies() -> None:
@@ -95,7 +95,7 @@ def test_smooth_images_are_found_below_the_noise_of_all_frequencies() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_noise_alone_has_no_direction_in_any_band(seed: int) -> None:
+def test_pure_noise_has_no_direction_in_any_band(seed: int) -> None:
     space = find_image_space(drawn(150, PIXELS, seed=seed), SHAPE)
     assert (space.detected, space.rank) == (0, 1)
 

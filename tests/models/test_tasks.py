@@ -1,4 +1,4 @@
-"""Tasks against autograd, torch's own losses, and the stationary points of training itself."""
+"""Tasks compared with autograd, torch's losses, and the stationary points of training."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_pair_weights_are_the_gradient_of_every_difference() -> None:
     torch.testing.assert_close(found.sum(1), torch.zeros(12, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-def test_pairs_with_the_runner_up_alone_are_the_published_form() -> None:
+def test_pairs_with_only_the_runner_up_are_the_published_form() -> None:
     logits, labels = logits_and_labels(Multiclass(4))
     duals = torch.rand(12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     one_each = Multiclass(4).output_weights(labels, duals, logits)
@@ -73,7 +73,7 @@ def test_gradient_reaches_the_duals_and_not_the_logits() -> None:
 
 
 def _duals_of_decay(task: Task, logits: Tensor, labels: Tensor, decay: float) -> Tensor:
-    """What the papers' derivations give for the duals at a stationary point of training with weight decay."""
+    """The duals at a stationary point of training with weight decay, as the papers derive them."""
     if isinstance(task, MulticlassPairs):
         others = logits.softmax(1).masked_fill(torch.nn.functional.one_hot(labels, task.outputs).bool(), 0)
         return others / (len(labels) * decay)
@@ -96,7 +96,7 @@ def test_stationarity_is_the_gradient_of_the_loss_with_weight_decay(task: Task) 
     """theta - sum_i sum_k c_ik dPhi_k(x_i) = (1/w) d(loss + w/2 |theta|²)/dtheta for the loss's own duals.
 
     Holds at every theta, so it is zero where training ends. (With more than two classes the runner-up alone is
-    an approximation, which is why that form is not here.)
+    an approximation, so that form is left out.)
     """
     decay = 0.03
     network = cases.network(5, 8, 6, task.outputs, bias="all")
@@ -133,7 +133,7 @@ def test_margins_and_accuracy_by_hand(task: Task) -> None:
         assert right == (expected > 0)
 
 
-def test_pair_duals_start_with_the_same_sums_and_none_for_the_own_class() -> None:
+def test_pair_duals_start_with_the_same_sums_and_zero_for_the_own_class() -> None:
     labels = torch.arange(3000) % 4
     duals = MulticlassPairs(4).draw_duals(labels, torch.Generator().manual_seed(0))
     assert duals.shape == (3000, 4)
@@ -150,29 +150,29 @@ def test_regression_duals_start_with_either_sign() -> None:
 
 
 @TASKS
-def test_names_lead_back_to_the_task(task: Task) -> None:
+def test_task_is_found_by_its_name(task: Task) -> None:
     assert task_named(task.name, task.outputs) == task
 
 
-def test_outputs_tell_the_task() -> None:
+def test_task_is_inferred_from_the_outputs() -> None:
     assert infer_task(1) == Binary()
     assert infer_task(10) == Multiclass(10)
     assert [own_classes(task.name) for task in cases.TASKS] == [False, True, True, True, False, False, False]
 
 
 @pytest.mark.parametrize("name", ["poetry", "regression", "regression:", "multiclass:all", "binary:x"])
-def test_unknown_names_are_refused_with_the_known_ones(name: str) -> None:
+def test_unknown_names_are_refused_with_a_list_of_known_ones(name: str) -> None:
     with pytest.raises(ConfigError, match=r"task must be one of binary, multiclass, .*regression:huber, got"):
         task_named(name, 3)
 
 
 @pytest.mark.parametrize("kind", ["l", "l1", "l0.5", "l-2", "l2.5.1", "mse", "linf"])
 def test_losses_are_checked(kind: str) -> None:
-    with pytest.raises(ConfigError, match=r"loss must be huber or l and a power above 1, got .*for example l2"):
+    with pytest.raises(ConfigError, match=r"loss must be huber, or l followed by a power above 1, got .*l2"):
         Regression(kind)
 
 
-def test_one_class_is_no_multiclass_task() -> None:
+def test_one_class_is_not_a_multiclass_task() -> None:
     with pytest.raises(
         ConfigError, match=r"classes must be at least 2.*got 1; a network with one output is binary"
     ):

@@ -1,4 +1,4 @@
-"""A directory in which all workers of a test run share the smoke cases: each is computed once."""
+"""A directory in which all test workers share the smoke cases, so that each is computed once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engram.training.target import TargetCache
 
 @pytest.fixture(scope="session")
 def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With several workers, base directories are siblings in the one of the run."""
+    """The base directories of xdist workers are siblings, so their parent is shared."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
     home = shared / "papers"
@@ -29,6 +29,6 @@ def said() -> list[str]:
 
 @pytest.fixture
 def smoke(papers: Path, said: list[str]) -> Run:
-    """Its cache of targets is its own: nothing of an earlier run of the tests may help."""
+    """It has its own target cache, so that results of an earlier test run are not used."""
     setting = Setting(scale="smoke", means=Means(cache=TargetCache(papers / "targets")))
     return Run(papers, setting, said.append, lambda share, what: None)

@@ -1,4 +1,4 @@
-"""Cases: computed once, kept whole, gone on with after a kill, told apart by what decides them."""
+"""Cases: computed once, written complete, resumed after a kill, and distinguished by their settings."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ SMOKE = Setting(scale="smoke", means=Means())
 
 
 def _run(order: CasePlan, home: Path) -> tuple[Finished, list[float]]:
-    told: list[float] = []
-    finished = run_case(order, Means(), home, progress=lambda _, share: told.append(share))
+    shares: list[float] = []
+    finished = run_case(order, Means(), home, progress=lambda _, share: shares.append(share))
     assert finished is not None
-    return finished, told
+    return finished, shares
 
 
-def test_computed_once_and_read_back(tmp_path: Path) -> None:
+def test_a_case_is_computed_once_and_read_back(tmp_path: Path) -> None:
     order = Case("cifar50").order(SMOKE)
     assert find_case(order, tmp_path) is None
-    first, told = _run(order, tmp_path)
-    assert told == sorted(told)
-    assert told[-1] == 1.0
-    again, anew = _run(order, tmp_path)
-    assert anew == [], "nothing was computed"
+    first, shares = _run(order, tmp_path)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    again, second = _run(order, tmp_path)
+    assert second == [], "nothing was computed"
     assert again.record == first.record
     assert again.tensors.keys() == first.tensors.keys()
     assert all(torch.equal(again.tensors[name], first.tensors[name]) for name in first.tensors)
     assert [path.suffix for path in (tmp_path / "work").iterdir()] == [".lock"]
 
 
-def test_the_record_counts_what_it_shows(tmp_path: Path) -> None:
+def test_counts_match_the_columns_of_the_record(tmp_path: Path) -> None:
     record = _run(Case("cifar50").order(SMOKE), tmp_path)[0].record
     assert sum(score > 0.4 for score in record.samples["ssim"]) == record.counts["ssim>0.4"].train
     assert min(record.samples["margin"]) == pytest.approx(record.training.smallest_margin, abs=1e-5)
@@ -54,7 +54,7 @@ def test_the_record_counts_what_it_shows(tmp_path: Path) -> None:
     assert record.median_margin(good=True) == pytest.approx(torch.tensor(good).quantile(0.5).item())
 
 
-def test_the_key_holds_what_decides() -> None:
+def test_the_key_includes_what_determines_the_outcome() -> None:
     keys = {
         Case("cifar50").order(SMOKE).key,
         Case("cifar100").order(SMOKE).key,
@@ -64,7 +64,7 @@ def test_the_key_holds_what_decides() -> None:
         Case("cifar50").order(replace(SMOKE, seed=1)).key,
     }
     assert len(keys) == 6
-    assert Case("cifar50").order(replace(SMOKE, means=Means(device="meta"))).key in keys, "where is no matter"
+    assert Case("cifar50").order(replace(SMOKE, means=Means(device="meta"))).key in keys, "not the device"
 
 
 def test_unknown_settings_are_refused() -> None:
@@ -83,7 +83,7 @@ def test_damage_is_named_with_its_cure(tmp_path: Path) -> None:
 
 
 def test_a_case_of_another_process_is_left_to_it(tmp_path: Path) -> None:
-    """A lock of this process would not keep another call of it out, but that of an open file does."""
+    """The lock belongs to an open file, not to the process, so it also keeps out a second call in this process."""
     order = Case("cifar50", "weights").order(SMOKE)
     (tmp_path / "work").mkdir()
     with files.locked(tmp_path / "work" / f"{order.key}.lock"):
@@ -104,14 +104,14 @@ run_case(long_order(), Means(snapshot_every=0), Path(sys.argv[1]), progress=sile
 
 
 def long_order() -> CasePlan:
-    """An attack of a few seconds."""
+    """An attack that takes a few seconds."""
     order = Case("cifar50").order(SMOKE)
     settings = EngineSettings(restarts=2, steps=LONG, prior=1.0)
     return replace(order, key="long", attack=replace(order.attack, settings=settings))
 
 
-def test_a_killed_case_goes_on_and_ends_the_same(tmp_path: Path) -> None:
-    """Killed in the attack, after a snapshot; nothing half-finished is ever seen as a case."""
+def test_a_killed_case_resumes_and_ends_the_same(tmp_path: Path) -> None:
+    """Killed during the attack, after a snapshot; a half-finished case is never taken for a finished one."""
     home = tmp_path / "killed"
     root = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])}

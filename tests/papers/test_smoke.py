@@ -1,4 +1,4 @@
-"""Every experiment of the catalogue runs at scale smoke, draws its figures and states its numbers."""
+"""Every experiment of the catalogue runs at scale smoke, draws its figures and reports its numbers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from engram.training.presets import PRESETS
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_runs(name: str, smoke: Run, papers: Path) -> None:
+def test_every_experiment_runs(name: str, smoke: Run, papers: Path) -> None:
     experiment = CATALOGUE[name]
-    (record,) = smoke.experiments([experiment], go_on=False)
+    (record,) = smoke.experiments([experiment], keep_going=False)
     assert record["failed"] is None
     assert [row["preset"] for row in record["rows"]] == [case.preset for case in experiment.cases_at("smoke")]
     stored = json.loads((papers / "experiments" / f"{experiment.stem}.json").read_text())
@@ -29,19 +29,19 @@ def test_runs(name: str, smoke: Run, papers: Path) -> None:
     for figure in record["figures"].values():
         assert (papers / "figures" / figure).read_bytes().startswith(b"\x89PNG")
     for row in record["rows"]:
-        assert row["cuts"], "smoke is never the paper's size"
+        assert row["cuts"], "smoke is never as large as the paper"
         assert all(count["train"] <= row["n"] for count in row["counts"].values())
 
 
 @pytest.mark.parametrize("name", ["haim/fig17", "haim/fig18"])
-def test_the_standard_start_meets_both_attacks(name: str, smoke: Run) -> None:
-    (record,) = smoke.experiments([CATALOGUE[name]], go_on=False)
+def test_the_standard_start_gets_both_attacks(name: str, smoke: Run) -> None:
+    (record,) = smoke.experiments([CATALOGUE[name]], keep_going=False)
     assert [row["attack"] for row in record["rows"]] == ["engine", "haim2022"]
     assert len({row["preset"] for row in record["rows"]}) == 1
     assert sorted(part.rsplit("-", 1)[-1] for part in record["figures"]) == ["engine", "haim2022"]
 
 
-def test_published_numbers_belong_to_presets() -> None:
+def test_published_numbers_match_the_presets() -> None:
     assert set(PUBLISHED) <= set(PRESETS)
     for name, published in PUBLISHED.items():
         assert PRESETS[name].loss in (published.loss, None)
@@ -55,7 +55,7 @@ def test_the_published_scheme_attacks_the_same_targets(preset: str, smoke: Run, 
     record = finished.record
     assert record.attack == "haim2022"
     assert record.steps == SMOKE_STEPS
-    assert "one run of the published scheme instead of a search of 100" in record.cuts
+    assert "one run of the published scheme instead of a search over 100" in record.cuts
     assert record.candidates == 2 * record.n
 
 

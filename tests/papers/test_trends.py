@@ -1,4 +1,4 @@
-"""Trends on made-up numbers: each holds on numbers as published and fails on their opposite."""
+"""Trends on synthetic numbers: each holds on numbers as published and fails on the opposite."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _row(preset: str, attack: str, train: int) -> dict[str, Any]:
 
 
 def published() -> list[dict[str, Any]]:
-    """Records whose numbers are as the papers say."""
+    """Records with numbers as in the papers."""
     needed = dict.fromkeys((preset, attack or "engine") for one in STATEMENTS for preset, attack in one.cases)
     rows = [_row(preset, attack, GOOD.get(preset, 3) if attack == "engine" else 2) for preset, attack in needed]
     shared = {"schema_version": SCHEMA_VERSION, "scale": "cpu", "recipe": "engine", "failed": None}
@@ -54,7 +54,7 @@ def _change(preset: str, value: float, attack: str = "engine") -> Callable[[list
     return change
 
 
-def _turn_margins(rows: list[dict[str, Any]]) -> None:
+def _swap_margins(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         row["median_margin"] = {"good": 2.0, "others": 1.0}
 
@@ -64,7 +64,7 @@ def _no_good_ones(rows: list[dict[str, Any]]) -> None:
         row["median_margin"] = {"good": None, "others": 1.0}
 
 
-def test_all_hold_on_published_numbers() -> None:
+def test_all_trends_hold_on_published_numbers() -> None:
     judged = trends(published())
     assert [trend.statement for trend in judged if not trend.holds] == []
     table = trends_table(published())
@@ -81,7 +81,7 @@ def test_all_hold_on_published_numbers() -> None:
     [
         (_change("cifar500", 300.0), "more samples are harder"),
         (_change("cifar100", 81.0), "more samples are harder"),
-        (_turn_margins, "good images lie on the margin"),
+        (_swap_margins, "good images lie on the margin"),
         (_no_good_ones, "good images lie on the margin"),
         (_change("mnist500", 6.0, "inversion"), "model inversion gives at most a handful"),
         (_change("cifar500", 40.0, "weights"), "first-layer weights give a few"),
@@ -91,7 +91,7 @@ def test_all_hold_on_published_numbers() -> None:
         (_change("cifar100-init1e-3", 50.0), "some weight decay gives more than none from a small start"),
     ],
 )
-def test_each_can_fail(change: Callable[[list[dict[str, Any]]], None], words: str) -> None:
+def test_each_trend_can_fail(change: Callable[[list[dict[str, Any]]], None], words: str) -> None:
     records = published()
     change(records[0]["rows"])
     failing = [trend.statement for trend in trends(records) if trend.holds is False]
@@ -99,7 +99,7 @@ def test_each_can_fail(change: Callable[[list[dict[str, Any]]], None], words: st
     assert failing[0].startswith(words)
 
 
-def test_what_was_not_run_is_not_judged() -> None:
+def test_trends_that_were_not_run_are_not_judged() -> None:
     records = published()
     records[0]["rows"] = [row for row in records[0]["rows"] if row["preset"] != "cifar100"]
     first = trends(records)[0]
@@ -112,7 +112,7 @@ def test_smoke_is_not_judged() -> None:
     assert trends_table([{**record, "scale": "smoke"} for record in published()]) is None
 
 
-def test_the_script_prints_numbers_and_tells_by_its_exit_code(
+def test_the_script_prints_numbers_and_sets_its_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "experiments" / "haim-fig4.json"

@@ -32,7 +32,7 @@ def test_every_plan_fits_its_task(name: str, scale: Scale) -> None:
 
 
 def test_scales_of_one_target() -> None:
-    """As the first paper's Table 1 says, then along the flow to its loss, then small."""
+    """As in Table 1 of the first paper, then along the flow to its loss, then small."""
     paper, cpu, smoke = (plan("cifar500-biases", scale) for scale in ("paper", "cpu", "smoke"))
     assert (paper.data.n, paper.recipe.epochs, paper.recipe.lr, paper.recipe.flow) == (500, 1_000_000, 0.01, None)
     assert (cpu.data, cpu.network) == (paper.data, paper.network)
@@ -62,7 +62,7 @@ CHOICE, NETWORK = DataChoice(name="faces", labels="gate", n=6), MLPSpec(inputs=6
 
 
 def _build(cache: TargetCache, recipe: Recipe, directory: Path | None = None) -> tuple[torch.Tensor, int]:
-    """The first layer, and how many epochs were trained just now."""
+    """The first layer, and how many epochs this call trained."""
     trained: list[int] = []
     target = build_target(
         CHOICE,
@@ -76,11 +76,11 @@ def _build(cache: TargetCache, recipe: Recipe, directory: Path | None = None) ->
     return target.network.weights[0], len(trained)
 
 
-def test_what_was_trained_is_found_again(tmp_path: Path) -> None:
+def test_a_trained_target_is_taken_from_the_cache(tmp_path: Path) -> None:
     cache, recipe = TargetCache(tmp_path / "cache"), Recipe(epochs=4)
     first, trained = _build(cache, recipe)
-    again, anew = _build(cache, recipe, tmp_path / "copy")
-    assert (trained, anew) == (4, 0)
+    again, trained_again = _build(cache, recipe, tmp_path / "copy")
+    assert (trained, trained_again) == (4, 0)
     assert torch.equal(first, again)
     assert (tmp_path / "copy" / CARD_FILE).exists()
     assert _build(cache, Recipe(epochs=5))[1] == 5
@@ -97,17 +97,17 @@ def test_a_damaged_entry_is_trained_again(tmp_path: Path, damaged: str) -> None:
     again, trained = _build(cache, recipe)
     assert trained == 4
     assert torch.equal(first, again)
-    assert _build(cache, recipe)[1] == 0, "and mended"
+    assert _build(cache, recipe)[1] == 0, "and repaired"
 
 
-def test_the_key_knows_everything_that_matters() -> None:
+def test_the_key_includes_everything_that_matters() -> None:
     data = CHOICE.load()
     other = DataChoice(name="faces", labels="gate", n=6, seed=1)
     keys = {
         content_key(NETWORK, Recipe(), Binary(), CHOICE, data),
         content_key(NETWORK, Recipe(flow=Flow()), Binary(), CHOICE, data),
         content_key(MLPSpec(inputs=625, widths=(6,)), Recipe(), Binary(), CHOICE, data),
-        content_key(NETWORK, Recipe(), Binary(), CHOICE, other.load()),  # the same words, other images
+        content_key(NETWORK, Recipe(), Binary(), CHOICE, other.load()),  # the same choice, other images
         content_key(NETWORK, Recipe(), task_named("regression:l2"), CHOICE, data),
     }
     assert len(keys) == 5
@@ -127,8 +127,10 @@ def test_presets_from_the_command_line(tmp_path: Path, monkeypatch: pytest.Monke
     engram(*smoke, "--no-cache", "-o", tmp_path / "third")
     assert (tmp_path / "third" / "metrics.jsonl").exists(), "trained again"
     error = engram(*smoke, "--lr", 0.1, "-o", tmp_path / "fourth", expect=1)
-    assert "--lr does not go with --preset" in error
-    assert "--scale cpu goes with --preset" in engram("train", "--scale", "cpu", "-o", tmp_path / "x", expect=1)
+    assert "--lr can't be used with --preset" in error
+    assert "--scale cpu can only be used with --preset" in engram(
+        "train", "--scale", "cpu", "-o", tmp_path / "x", expect=1
+    )
 
 
 def test_along_the_flow_from_the_command_line(tmp_path: Path) -> None:
@@ -143,7 +145,7 @@ def test_along_the_flow_from_the_command_line(tmp_path: Path) -> None:
     assert steps == sorted(set(steps))
     assert steps[-1] <= card["epochs"]
     error = engram(*data, "--flow-below", 0.2, "-o", tmp_path / "x", expect=1)
-    assert "--flow-below goes with --flow; give both, or neither" in error
+    assert "--flow-below can only be used with --flow; give both or neither" in error
 
 
 @pytest.mark.parametrize("name", ["conv3x32", "conv32x8"])
@@ -159,7 +161,7 @@ def test_convolutions_keep_their_kernels_and_channels(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_no_cut_goes_untold(name: str) -> None:
+def test_every_cut_is_reported(name: str) -> None:
     paper, cpu = plan(name, "paper"), plan(name, "cpu")
     changed = (paper.data, paper.network, paper.recipe) != (cpu.data, cpu.network, cpu.recipe)
     assert changed == bool(cpu.cuts)

@@ -42,7 +42,7 @@ def artefact(name: str, default: Path) -> str:
 
 
 def opened(chromium: Browser, report: Path, *, width: int = 1200, scheme: str = "light") -> tuple[Page, list[str]]:
-    """The page, and everything that it complained of or asked for."""
+    """The page, and every error that it reported and request that it made."""
     context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
     page, problems = context.new_page(), []
     page.on("console", lambda message: problems.append(f"console: {message.text}"))

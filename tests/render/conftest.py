@@ -1,4 +1,4 @@
-"""One browser for the tests of a module."""
+"""One browser per test module."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_dark_mode_turns_the_page_dark(chromium: Browser, report: Path, tmp_path
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_quiet_text_and_the_verdict_can_be_read(chromium: Browser, report: Path, scheme: str) -> None:
+def test_quiet_text_and_the_verdict_are_readable(chromium: Browser, report: Path, scheme: str) -> None:
     page, _ = opened(chromium, report, scheme=scheme)
     for selector, behind in (
         ("#verdict", "#verdict"),
@@ -126,7 +126,7 @@ def test_a_phone_needs_no_sideways_scrolling(chromium: Browser, report: Path, tm
     assert problems == []
 
 
-def test_paper_shows_no_controls(chromium: Browser, report: Path, tmp_path: Path) -> None:
+def test_a_printed_page_shows_no_controls(chromium: Browser, report: Path, tmp_path: Path) -> None:
     page, _ = opened(chromium, report, scheme="dark")
     page.emulate_media(media="print")
     assert not page.locator("#risk .controls").is_visible()

@@ -17,7 +17,7 @@ pytestmark = [needs_browser, pytest.mark.timeout(400)]
 
 def test_it_opens_from_disk_without_error_or_request(tmp_path: Path) -> None:
     run = Run(tmp_path, Setting(scale="smoke"), lambda line: None, lambda share, what: None)
-    run.experiments([CATALOGUE["haim/fig3"], CATALOGUE["haim/table1"]], go_on=False)
+    run.experiments([CATALOGUE["haim/fig3"], CATALOGUE["haim/table1"]], keep_going=False)
     report, _ = publish(tmp_path)
     with browser() as chromium:
         page, problems = opened(chromium, report, width=700)

@@ -27,7 +27,7 @@ pytestmark = [needs_browser, pytest.mark.timeout(400)]
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twenty-four short trials on a network that knows faces by heart."""
+    """Twenty-four short trials on a network that has memorised its faces."""
     directory = tmp_path_factory.mktemp("sweep")
     view = AttackerView(memorising(), (1, 25, 25), Binary())
     sweep = Sweep(
@@ -44,7 +44,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_opens_from_disk_without_error_or_request(chromium: Browser, report: Path, tmp_path: Path) -> None:
     page, problems = opened(chromium, report)
     page.wait_for_load_state("networkidle")
-    assert "training records came back" in page.locator("#verdict").inner_text()
+    assert "training records were recovered" in page.locator("#verdict").inner_text()
     assert page.locator("#settings svg").get_attribute("aria-label")
     page.screenshot(path=artefact("sweep-light.png", tmp_path), full_page=True)
     page.locator("#pooled .thumb").first.click()
@@ -53,7 +53,7 @@ def test_it_opens_from_disk_without_error_or_request(chromium: Browser, report: 
     assert problems == []
 
 
-def test_a_line_tells_its_trial_and_stands_out_under_the_mouse(chromium: Browser, report: Path) -> None:
+def test_a_line_shows_its_trial_and_stands_out_under_the_mouse(chromium: Browser, report: Path) -> None:
     page, problems = opened(chromium, report)
     lines = page.locator("#settings polyline")
     assert lines.count() >= 10
@@ -83,7 +83,9 @@ def test_the_table_of_trials_sorts_and_filters(chromium: Browser, report: Path) 
     table.get_by_role("button", name="objective", exact=True).click()
     known = [float(value) for value in values() if value]
     assert known == sorted(known, reverse=True)
-    assert values()[: len(known)] == [value for value in values() if value], "what has no objective comes last"
+    assert values()[: len(known)] == [value for value in values() if value], (
+        "trials without an objective come last"
+    )
     page.locator("#trials .only").select_option(label="complete")
     assert len(values()) == len(known)
     page.locator("#trials .filter").fill("no such trial")
@@ -92,7 +94,7 @@ def test_the_table_of_trials_sorts_and_filters(chromium: Browser, report: Path) 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_labels_of_the_chart_can_be_read(chromium: Browser, report: Path, scheme: str, tmp_path: Path) -> None:
+def test_labels_of_the_chart_are_readable(chromium: Browser, report: Path, scheme: str, tmp_path: Path) -> None:
     page, _ = opened(chromium, report, scheme=scheme)
     ink, paper = page.evaluate(
         "[['#settings svg text', 'fill'], ['#settings .broad', 'backgroundColor']].map(([where, name]) => "
@@ -102,11 +104,11 @@ def test_labels_of_the_chart_can_be_read(chromium: Browser, report: Path, scheme
     page.locator("#settings").screenshot(path=artefact(f"sweep-settings-{scheme}.png", tmp_path))
 
 
-def test_a_phone_scrolls_the_chart_alone(chromium: Browser, report: Path, tmp_path: Path) -> None:
+def test_on_a_phone_only_the_chart_scrolls(chromium: Browser, report: Path, tmp_path: Path) -> None:
     page, problems = opened(chromium, report, width=390)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     scrolls = "box => [box.scrollWidth, box.clientWidth]"
     inside, shown = page.locator("#settings .broad").evaluate(scrolls)
-    assert inside > shown, "it keeps a size that can be read"
+    assert inside > shown, "it keeps a readable size"
     page.screenshot(path=artefact("sweep-phone.png", tmp_path))
     assert problems == []

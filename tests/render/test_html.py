@@ -1,4 +1,4 @@
-"""The report as a file: whole, escaped, bounded in size."""
+"""The report as a file: self-contained, escaped, bounded in size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def page(*sections: Section, title: str = "a model") -> Page:
     return Page(title, "leak found", "Leak found: 3 of 4.", [Tile("records", "3", "of 4")], sections)
 
 
-def test_it_holds_everything_and_asks_for_nothing() -> None:
+def test_it_contains_everything_and_loads_nothing() -> None:
     pictures = [Picture(data_uri(torch.rand(3, 8, 8)), "one", "0.9", data_uri(torch.rand(3, 8, 8)), "other")]
     text = render(page(Section("pairs", "Pairs", gallery=Gallery(pictures, 1, has_originals=True))))
     assert "default-src 'none'" in text
@@ -28,7 +28,7 @@ def test_it_holds_everything_and_asks_for_nothing() -> None:
     assert text.count("data:image/png;base64,") == 2
 
 
-def test_names_from_strangers_are_escaped() -> None:
+def test_untrusted_names_are_escaped() -> None:
     table = Table([HOSTILE], [[HOSTILE]], HOSTILE, sortable=True)
     picture = Picture(data_uri(torch.zeros(1, 2, 2)), HOSTILE, HOSTILE)
     drawn = chart(HOSTILE, Axis(HOSTILE, 0, 1), Axis("y", 0, 1), [Series(HOSTILE, [0], [1])], summary=HOSTILE)
@@ -39,7 +39,7 @@ def test_names_from_strangers_are_escaped() -> None:
     assert text.count("&lt;img src=x") >= 10
 
 
-def test_every_image_has_words_and_headings_have_order() -> None:
+def test_every_image_has_alternative_text_and_there_is_one_top_heading() -> None:
     picture = Picture(data_uri(torch.zeros(1, 2, 2)), "a face", "0.5")
     text = render(page(Section("x", "X", gallery=Gallery([picture], 1, has_originals=False))))
     assert all("alt=" in tag for tag in re.findall(r"<img[^>]*>", text))
@@ -56,7 +56,7 @@ def test_pictures_are_exact_when_small_and_small_when_large() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (3, 224, 224)])
-def test_a_hundredth_of_the_largest_report_takes_a_hundredth(shape: tuple[int, int, int]) -> None:
+def test_a_hundredth_of_the_largest_report_takes_a_hundredth_of_the_space(shape: tuple[int, int, int]) -> None:
     """The whole is measured by `python -m benchmarks.report`: 500 images, 1,000 candidates, 15 MB, 20 s."""
     started = time.perf_counter()
     # As rough as photographs are: detail at every eighth pixel of a large one.
@@ -73,7 +73,7 @@ def test_the_templates_are_package_data() -> None:
     assert {"report.html", "report.css", "report.js", "parts.html", "gallery.html", "live.html"} <= found
 
 
-def test_the_legend_is_part_of_the_picture() -> None:
+def test_the_legend_is_inside_the_picture() -> None:
     series = [Series(name, [0, 1], [0, 1]) for name in ("training", "", "held-out")]
     drawn = chart("t", Axis("x", 0, 1), Axis("y", 0, 1), series, summary="s")
     heights = [float(y) for y in re.findall(r'<text x="[^"]*" y="([^"]*)"', drawn)]

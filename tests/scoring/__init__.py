@@ -1,1 +1,1 @@
-"""Tests of engram.matching; `reference` holds the slow, obvious versions."""
+"""Tests of engram.scoring; `reference` has the slow, obvious versions."""

@@ -1,4 +1,4 @@
-"""Small made-up image sets for the matching tests."""
+"""Small synthetic image sets for the scoring tests."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def zscore(image: Array) -> Array:
 
 
 def zscore_per_channel(image: Array) -> Array:
-    """Channels by themselves; then the whole scaled to mean square 1 (matters for constant channels only)."""
+    """Each channel separately, then the whole scaled to mean square 1 (only matters for constant channels)."""
     joined = np.concatenate([zscore(channel) for channel in image])
     size = math.sqrt((joined**2).mean())
     return joined / size if size > 0 else joined
@@ -52,7 +52,7 @@ def stretch(image: Array) -> Array:
 
 
 def ssim(a: Array, b: Array) -> float:
-    """Mean over channels and pixels of the windowed formula, borders mirrored about the edge pixel."""
+    """Mean over channels and pixels of the windowed formula, borders mirrored at the edge pixel."""
     weights = np.array(
         [[math.exp(-(y * y + x * x) / (2 * 1.5**2)) for x in (-1, 0, 1)] for y in (-1, 0, 1)],
         dtype=np.float64,
@@ -84,7 +84,7 @@ class Row:
 
 
 def buzaglo2023(candidates: Array, image: Array, mean: Array, B: float) -> Row:
-    """Distances in network coordinates, all within B times the nearest averaged, mean, stretch, SSIM."""
+    """Distances in network coordinates; average all within B times the nearest, add the mean, stretch, SSIM."""
     original = image - mean
     distances = [distance(original, candidate) for candidate in candidates]
     nearest = min(distances)
@@ -94,7 +94,7 @@ def buzaglo2023(candidates: Array, image: Array, mean: Array, B: float) -> Row:
 
 
 def haim2022(candidates: Array, image: Array, mean: Array, fraction: float, half: bool) -> Row:
-    """Candidates stretched, NCC per channel (at half resolution), all from fraction * best up averaged."""
+    """Stretch candidates, NCC per channel (at half resolution), average all of at least fraction * best."""
     original = image - mean
     stretched_ones = [stretch(candidate) for candidate in candidates]
     compared = [(halved(original), halved(one)) if half else (original, one) for one in stretched_ones]

@@ -21,7 +21,7 @@ def test_one_to_one_equals_brute_force(seed: int, columns: int) -> None:
     assert one_to_one(scores).tolist() == list(best)
 
 
-def test_left_over_images_get_none() -> None:
+def test_images_left_over_get_no_candidate() -> None:
     scores = torch.randn(5, 3, generator=generator())
     assigned = one_to_one(scores)
     assert sorted(assigned.tolist()) == [-1, -1, 0, 1, 2]
@@ -31,6 +31,6 @@ def test_nearest_repeats_candidates() -> None:
     assert nearest(torch.tensor([[1.0, 0.0], [2.0, 0.0]])).tolist() == [0, 0]
 
 
-def test_too_large_is_refused_with_a_way_out() -> None:
+def test_a_matrix_that_is_too_large_is_refused_with_a_cure() -> None:
     with pytest.raises(ConfigError, match=r'5,000 images × 100,000 candidates.*assignment="nearest"'):
         require_assignable(5_000, 100_000)

@@ -50,7 +50,7 @@ def test_tiny_images_keep_their_pattern() -> None:
     assert ncc(image, image * 1e-30).item() == pytest.approx(1, abs=1e-6)
 
 
-def test_integers_are_taken_as_float32() -> None:
+def test_integers_are_converted_to_float32() -> None:
     assert zscored(torch.tensor([[0, 255]], dtype=torch.uint8)).tolist() == [[-1.0, 1.0]]
 
 
@@ -61,7 +61,7 @@ def test_integers_are_taken_as_float32() -> None:
     shift=st.floats(-10, 10),
     channels=st.sampled_from([1, 3]),
 )
-def test_ncc_does_not_see_brightness_and_contrast(seed: int, scale: float, shift: float, channels: int) -> None:
+def test_ncc_ignores_brightness_and_contrast(seed: int, scale: float, shift: float, channels: int) -> None:
     a, b = torch.randn(2, 3, channels, 4, 4, generator=generator(seed), dtype=torch.float64)
     for per_channel in (False, True):
         torch.testing.assert_close(
@@ -79,7 +79,7 @@ def test_half_resolution_and_stretch_equal_the_loops() -> None:
     )
 
 
-def test_messages_say_both_shapes() -> None:
+def test_messages_name_both_shapes() -> None:
     with pytest.raises(ConfigError, match=r"\(2, 3, 4, 4\), \(5, 3, 8, 8\)"):
         ncc(torch.zeros(2, 3, 4, 4), torch.zeros(5, 3, 8, 8))
     with pytest.raises(ConfigError, match=r"even H and W.*\(1, 1, 5, 4\)"):

@@ -38,9 +38,9 @@ def test_noisy_training_images_are_all_recovered(protocol: ScoringProtocol) -> N
 
 
 def test_noise_around_the_mean_recovers_nothing_in_excess() -> None:
-    """Images that share part of a picture: the mean image alone is "good" for many, trained on or not.
+    """All images share part of a picture, so the mean image alone is "good" for many, trained on or not.
 
-    The mean is that of both sets: the training set's own mean holds 1/n of every training image, which at
+    The mean is that of both sets: the training set's own mean contains 1/n of every training image, which at
     n = 40 gives even noise an SSIM excess of about 4 (the noise column shows it).
     """
     shared = smooth_images(1, SHAPE, seed=3)
@@ -54,7 +54,7 @@ def test_noise_around_the_mean_recovers_nothing_in_excess() -> None:
     assert min(by_ssim.train, by_ssim.held_out, by_ssim.noise) >= 10  # the trap
     assert abs(by_ssim.excess) <= 9  # two binomial standard deviations
     assert abs(by_ssim.train - by_ssim.noise) <= 5  # these candidates are themselves the null
-    for row in by_ncc:  # the mean image earns no NCC
+    for row in by_ncc:  # the mean image gains no NCC
         assert (row.train, row.held_out, row.noise) == (0, 0, 0)
 
 
@@ -80,7 +80,7 @@ def test_unequal_sizes_scale_the_held_out_count() -> None:
     assert "40/10" in report.warnings[0]
 
 
-def test_json_says_everything_a_count_needs() -> None:
+def test_json_has_everything_a_count_needs() -> None:
     report = report_on(noisy_copies(TRAIN, MEAN, copies=2, level=0.02))
     record = json.loads(json.dumps(report.to_json(records=True), allow_nan=False))
     assert record["schema_version"] == 1
@@ -93,7 +93,7 @@ def test_json_says_everything_a_count_needs() -> None:
     assert record["warnings"] == []
 
 
-def test_the_noise_is_the_generator_s() -> None:
+def test_the_generator_determines_the_noise() -> None:
     candidates = noisy_copies(TRAIN, MEAN, copies=1, level=0.02)
     once, again = report_on(candidates), report_on(candidates)
     assert once.noise.distance.equal(again.noise.distance)

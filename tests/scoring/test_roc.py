@@ -7,7 +7,7 @@ import torch
 from scipy.stats import mannwhitneyu
 
 from engram.core.errors import ConfigError
-from engram.scoring.roc import roc
+from engram.scoring.curves import roc
 
 
 def test_auc_is_the_share_of_pairs_in_the_right_order(generator: torch.Generator) -> None:
@@ -30,15 +30,15 @@ def test_true_positives_at_a_rate_are_those_of_the_best_threshold(generator: tor
         assert curve.at(0.0) == pytest.approx(float((members > others.max()).double().mean()))
 
 
-def test_a_rate_needs_held_out_records_enough() -> None:
+def test_a_rate_needs_enough_held_out_records() -> None:
     few, many = (roc(torch.ones(5), torch.zeros(count)) for count in (100, 1000))
     assert few.resolves(0.01)
     assert not few.resolves(0.001)
-    assert few.note == "100 held-out records can't tell these rates from 0: 0.1% (needs 1,000)"
+    assert few.note == "100 held-out records are too few to distinguish these rates from 0: 0.1% (needs 1,000)"
     assert many.note is None
 
 
-def test_equal_scores_tell_nothing_and_nan_is_lowest() -> None:
+def test_equal_scores_say_nothing_and_nan_is_lowest() -> None:
     assert roc(torch.ones(5), torch.ones(7)).p_value == 1.0
     assert roc(torch.tensor([torch.nan, 2.0]), torch.tensor([1.0])).auc == 0.5
     with pytest.raises(ConfigError, match="others must be scores"):

@@ -1,4 +1,4 @@
-"""Scores in blocks and chunks against one whole matrix; the vote, however it is summed, against the loop."""
+"""Scores in blocks and chunks against one full matrix; both ways of summing the vote against a loop."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_blocks_of_images_change_nothing(protocol: ScoringProtocol, monkeypatch:
     pixels = (images - images.min()) / (images.max() - images.min())
     mean = pixels.mean(0)
     whole = score(candidates, pixels, mean, protocol=protocol)
-    monkeypatch.setattr("engram.scoring.voting.SCORES_AT_ONCE", 110)  # two images a block
+    monkeypatch.setattr("engram.scoring.voting.SCORES_AT_ONCE", 110)  # two images per block
     seen: list[float] = []
     split = score(
         candidates,
@@ -101,8 +101,8 @@ def test_vote_equals_the_loop_however_it_is_summed(
     assert max(counted) > 4
 
 
-def test_a_chunk_may_hold_crowded_rows_beside_sparse_and_empty_ones() -> None:
-    """Votes of 53, 1, 3, 20 and 4 in chunks of 20: of 20, 0, 1, ... there, each summed its own way."""
+def test_a_chunk_may_mix_crowded_sparse_and_empty_rows() -> None:
+    """53, 1, 3, 20 and 4 votes in chunks of 20: a chunk sees 20, 0, 1, ... of them and sums each its own way."""
     candidates = random_problem()[1].flatten(1)
     scores = torch.rand(5, 53, generator=generator(3), dtype=torch.float64)
     counts = torch.tensor([53, 1, 3, 20, 4])
@@ -113,8 +113,8 @@ def test_a_chunk_may_hold_crowded_rows_beside_sparse_and_empty_ones() -> None:
     torch.testing.assert_close(average, expected)
 
 
-def test_noise_averaged_in_float32_is_the_loop_s_average_in_float64() -> None:
-    """The null's case: nearly every candidate votes for every image."""
+def test_float32_average_of_noise_equals_the_float64_loop() -> None:
+    """The noise null: nearly every candidate votes for every image."""
     images = torch.randn(4, 3072, generator=generator(1))
     candidates = 1e-3 * torch.randn(2000, 3072, generator=generator(2))
     scores = ncc(images, candidates)

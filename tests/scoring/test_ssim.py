@@ -27,7 +27,7 @@ def test_equals_the_loop_everywhere(shape: tuple[int, int, int]) -> None:
 
 
 def test_equals_scikit_image_inside_the_border(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its Gaussian window is cut at 3.5 sigma whatever is asked for, so the cut is set from outside."""
+    """scikit-image always truncates its Gaussian window at 3.5 sigma, so the test patches that."""
     blur: Callable[..., Any] = vars(scikit_image)["gaussian"]
     radius_1 = {"truncate": 1 / 1.5}
     monkeypatch.setattr(scikit_image, "gaussian", lambda image, **settings: blur(image, **settings | radius_1))
@@ -59,7 +59,7 @@ def test_float32_is_close_to_float64_and_blocks_join() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), height=st.integers(2, 9), width=st.integers(2, 9))
-def test_an_image_is_perfectly_similar_to_itself_alone(seed: int, height: int, width: int) -> None:
+def test_an_image_is_perfectly_similar_only_to_itself(seed: int, height: int, width: int) -> None:
     a, b = torch.rand(2, 1, 3, height, width, generator=generator(seed), dtype=torch.float64)
     assert ssim(a, a).item() == pytest.approx(1, abs=1e-12)
     assert -1 <= ssim(a, b).item() < 1

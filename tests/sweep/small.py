@@ -42,7 +42,7 @@ def opened(directory: Path, chosen: SweepSpec | None = None, **changes: Any) -> 
 def run_whole(
     directory: Path, chosen: SweepSpec | None = None, executor: Executor | None = None, **changes: Any
 ) -> dict[str, Any]:
-    """Run a sweep to its end; its sweep.json."""
+    """Run a sweep to its end and return its sweep.json."""
     with opened(directory, chosen, **changes) as sweep:
         drive([sweep], executor or InProcess())
         return conclude(sweep).summary

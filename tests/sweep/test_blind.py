@@ -1,4 +1,4 @@
-"""The blind objective against a reference by hand, and what it must not depend on."""
+"""The blind objective against a hand-written reference, and what it must not depend on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _found(n: int, inputs: int) -> Reconstruction:
 
 @pytest.mark.parametrize("sizes", [(5, 4, 1), (5, 6, 4, 1)])
 @pytest.mark.parametrize("bias", ["first", "none"])
-def test_equals_least_squares_by_hand(sizes: tuple[int, ...], bias: BiasPolicy) -> None:
+def test_the_objective_equals_least_squares_by_hand(sizes: tuple[int, ...], bias: BiasPolicy) -> None:
     network = cases.network(*sizes, bias=bias)
     found = _found(7, 5)
     weights = [weight.numpy() for weight in network.weights]
@@ -67,14 +67,14 @@ def test_the_samples_that_made_the_layer_explain_it() -> None:
     assert unexplained_share(view, other) > 0.05
 
 
-def test_silent_candidates_explain_nothing() -> None:
+def test_candidates_without_duals_explain_nothing() -> None:
     found = _found(4, 5)
     assert unexplained_share(cases.view(5, 6, 1), replace(found, duals=torch.zeros(4))) == 1.0
 
 
 @pytest.mark.parametrize("size", [1e30, 1e60, float("nan")])
-def test_candidates_beyond_all_measure_explain_nothing_or_what_they_do(size: float) -> None:
-    """Never 0, the best value, by an overflow."""
+def test_huge_candidates_never_seem_perfect(size: float) -> None:
+    """An overflow must not give 0, the best value."""
     found = _found(4, 5)
     share = unexplained_share(cases.view(5, 6, 1), replace(found, images=size * found.images))
     assert 0.1 < share <= 1

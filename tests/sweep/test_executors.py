@@ -48,7 +48,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
     one.close()
 
 
-def test_gives_what_the_trial_gives(executor: Executor) -> None:
+def test_an_executor_returns_what_the_trial_returns(executor: Executor) -> None:
     executor.submit(job(order()))
     ended = all_ended(executor, 1)[0]
     expected = run_trial(packed(small.view()), order())
@@ -60,7 +60,7 @@ def test_gives_what_the_trial_gives(executor: Executor) -> None:
     assert {"run.json", "metrics.jsonl"} < ended.files.keys()
 
 
-def test_what_goes_wrong_is_a_value_and_the_next_trial_runs(executor: Executor) -> None:
+def test_a_failure_is_a_result_and_the_next_trial_runs(executor: Executor) -> None:
     for chosen in (order(1, lr_images=1e30), order(2, candidates=7), order(3)):
         executor.submit(job(chosen))
         ended = all_ended(executor, 1)
@@ -77,12 +77,12 @@ def test_what_goes_wrong_is_a_value_and_the_next_trial_runs(executor: Executor) 
             assert outcome.state == "complete"
 
 
-def test_nothing_to_collect_is_nothing(executor: Executor) -> None:
+def test_collecting_without_jobs_returns_nothing(executor: Executor) -> None:
     assert executor.collect(0.01) == []
 
 
-def test_an_interrupted_trial_goes_on_from_its_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ends as the undisturbed one, with the checkpoints it had passed."""
+def test_an_interrupted_trial_resumes_from_its_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends like an uninterrupted one, with the checkpoints it had passed."""
     whole = run_trial(packed(small.view()), order())
     monkeypatch.setattr("engram.sweep.trial.SNAPSHOT_SECONDS", 0.0)
     step = PublishedScheme.step
@@ -136,7 +136,7 @@ def test_a_killed_worker_is_replaced_and_its_trial_ends_the_same(tmp_path: Path)
     assert ended.files["reconstruction.safetensors"] == expected.files["reconstruction.safetensors"]
 
 
-def test_a_trial_whose_worker_always_dies_is_a_row_that_says_so() -> None:
+def test_a_trial_whose_worker_always_dies_is_reported_as_killed() -> None:
     executor = Processes(1)
     seen: set[int] = set()
     done = threading.Event()
@@ -174,7 +174,7 @@ def test_a_worker_has_its_share_of_the_threads() -> None:
         Processes(1, threads=0)
 
 
-def test_weights_travel_as_safetensors_and_arrive_bit_for_bit() -> None:
+def test_weights_are_sent_as_safetensors_and_arrive_bit_for_bit() -> None:
     view = small.view()
     sent = packed(view)
     arrived = sent.unpacked()
@@ -186,7 +186,7 @@ def test_weights_travel_as_safetensors_and_arrive_bit_for_bit() -> None:
     )
 
 
-def test_weights_that_are_a_pickle_are_refused_and_not_run(tmp_path: Path) -> None:
+def test_pickled_weights_are_refused_and_not_run(tmp_path: Path) -> None:
     class Hostile:
         def __reduce__(self) -> tuple[object, ...]:
             return Path.touch, (tmp_path / "executed",)

@@ -1,4 +1,4 @@
-"""Kills at whatever moment: nothing is lost, nothing finished is run again, the pooled result is the same."""
+"""Kills at any moment: nothing is lost, nothing finished is run again, the pooled result is the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRIALS, STEPS = 14, 100
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model file and the undisturbed sweep of it."""
+    """A model file and an uninterrupted sweep of it."""
     home = tmp_path_factory.mktemp("kills")
     files.write_tensors(home / "model.safetensors", small.view().network.params)
     engram(home, "whole", jobs=0).wait()
@@ -42,20 +42,20 @@ def engram(home: Path, out: str, *, jobs: int = 2) -> subprocess.Popen[bytes]:
 
 
 def finished(directory: Path) -> dict[str, int]:
-    """Trials with a directory, and when that was written."""
+    """Trials with a directory, and the time it was written."""
     return {path.parent.name: path.stat().st_mtime_ns for path in directory.glob("trials/0*/run.json")}
 
 
 def wait_until(condition: Callable[[], bool], child: subprocess.Popen[bytes] | None = None) -> None:
     deadline = time.monotonic() + 120
     while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        assert child is None or child.poll() is None, "over before it was killed"
+        assert time.monotonic() < deadline, "the condition was never met"
+        assert child is None or child.poll() is None, "it ended before it was killed"
         time.sleep(0.01)
 
 
-def test_a_killed_sweep_goes_on_and_ends_as_the_undisturbed_one(home: Path) -> None:
-    """SIGKILL in the middle; its workers end by themselves, and the next one takes up what was left."""
+def test_a_killed_sweep_resumes_and_ends_like_an_uninterrupted_one(home: Path) -> None:
+    """SIGKILL in the middle: its workers end by themselves, and the next sweep resumes their trials."""
     cut = home / "cut"
     child = engram(home, "cut")
     wait_until(lambda: len(finished(cut)) >= 4, child)
@@ -85,7 +85,7 @@ def test_two_sweeps_at_once_share_the_work(home: Path) -> None:
     assert len(made) == 2, "only one of them did anything"
 
 
-def test_a_killed_worker_costs_nothing(home: Path, tmp_path: Path) -> None:
+def test_killing_a_worker_loses_no_result(home: Path, tmp_path: Path) -> None:
     chosen = small.spec(TRIALS, steps=STEPS)
     executor = Processes(2)
     with small.opened(tmp_path, chosen) as sweep:
@@ -103,7 +103,7 @@ def test_a_killed_worker_costs_nothing(home: Path, tmp_path: Path) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Child processes, by Linux's own list."""
+    """Child processes, as listed by Linux."""
     listed = Path(f"/proc/{pid}/task/{pid}/children")
     if not listed.exists():
         pytest.skip("needs Linux's /proc to see the workers")

@@ -1,4 +1,4 @@
-"""Claims and results: nobody runs a trial that someone alive is running or that has finished."""
+"""Claims and results: nobody runs a trial that has finished or that a live sweep is running."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_results_are_kept_and_the_first_one_stays(tmp_path: Path, url: str | Non
         assert claim(again).number == 2
 
 
-def test_settings_depend_on_the_number_alone(tmp_path: Path) -> None:
-    """Whichever process asks, in whatever order."""
+def test_settings_depend_only_on_the_number(tmp_path: Path) -> None:
+    """Whichever process asks, and in any order."""
     with ledger(tmp_path / "a") as one, ledger(tmp_path / "b") as other:
         alone = [claim(one).params for _ in range(4)]
         with ledger(tmp_path / "b") as helper:
@@ -95,7 +95,7 @@ def test_settings_depend_on_the_number_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_samplers_draw_from_the_space(tmp_path: Path, sampler: str) -> None:
     with ledger(tmp_path, sampler=sampler) as one:
-        for number in range(12):  # beyond the ten that adaptive samplers draw at random
+        for number in range(12):  # more than the ten that adaptive samplers draw at random
             claimed = claim(one)
             assert claimed.params.keys() == SPACE.search.keys()
             one.finish(claimed, result(number, objective=claimed.params["lr_images"]))
@@ -116,7 +116,7 @@ def _killed_with_two_claims(directory: Path, url: str | None) -> None:
     assert child.exitcode == -signal.SIGKILL
 
 
-def test_trials_of_a_killed_sweep_are_taken_again_with_their_settings(tmp_path: Path, url: str | None) -> None:
+def test_trials_of_a_killed_sweep_are_taken_over_with_their_settings(tmp_path: Path, url: str | None) -> None:
     with ledger(tmp_path / "undisturbed") as one:
         expected = [claim(one).params for _ in range(3)]
     home = tmp_path / "home"
@@ -128,24 +128,24 @@ def test_trials_of_a_killed_sweep_are_taken_again_with_their_settings(tmp_path: 
     assert taken[0].earlier_owner == taken[1].earlier_owner is not None
 
 
-def test_a_sweep_elsewhere_is_dead_when_its_beat_stands_still(
+def test_a_sweep_elsewhere_is_dead_when_its_heartbeat_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two machines that share only a database: no lock file tells, the beat does."""
+    """Two machines that share only a database: there is no lock file, only the heartbeat."""
     url = f"sqlite:///{tmp_path / 'shared.db'}"
     monkeypatch.setattr(study, "BEAT_SECONDS", 0.1)
     _killed_with_two_claims(tmp_path / "there", url)
     with ledger(tmp_path / "other", url=url) as alive, ledger(tmp_path / "here", url=url, grace=1.5) as one:
         held = claim(alive).number
         assert held == 2
-        assert claim(one, 4).number == 3, "nothing is known yet of the dead one"
+        assert claim(one, 4).number == 3, "the dead one is not noticed yet"
         time.sleep(1.6)
         assert [claim(one, 4).number for _ in range(2)] == [0, 1]
-        assert one.claim(4, lambda _: True) is None, "the living one keeps its trial"
+        assert one.claim(4, lambda _: True) is None, "the live one keeps its trial"
 
 
-def test_a_surplus_trial_waits_for_whoever_asks_for_more(tmp_path: Path) -> None:
-    """Two machines that make the last trial at the same moment make one too many."""
+def test_a_surplus_trial_waits_until_more_are_asked_for(tmp_path: Path) -> None:
+    """Two machines that create the last trial at the same moment create one too many."""
     url = f"sqlite:///{tmp_path / 'shared.db'}"
     with ledger(tmp_path / "a", url=url) as one, ledger(tmp_path / "b", url=url) as other:
 
@@ -154,11 +154,11 @@ def test_a_surplus_trial_waits_for_whoever_asks_for_more(tmp_path: Path) -> None
             return True
 
         assert one.claim(1, other_is_quicker) is None
-        assert claim(other, 2).number == 1, "made by the first, run by the second"
+        assert claim(other, 2).number == 1, "created by the first, run by the second"
         assert one.claim(2, lambda _: True) is None
 
 
-def test_a_line_that_was_cut_short_is_as_if_never_written(tmp_path: Path) -> None:
+def test_a_line_that_was_cut_short_is_ignored(tmp_path: Path) -> None:
     with ledger(tmp_path) as one:
         one.finish(claim(one), result(0))
     journal = tmp_path / JOURNAL
@@ -172,7 +172,7 @@ def test_a_line_that_was_cut_short_is_as_if_never_written(tmp_path: Path) -> Non
         assert [row["number"] for row in once_more.rows(10)] == [0, 1]
 
 
-def test_trials_may_have_to_wait(tmp_path: Path) -> None:
+def test_trials_that_may_not_start_are_not_claimed(tmp_path: Path) -> None:
     with ledger(tmp_path) as one:
         assert claim(one).number == 0
         assert one.claim(10, lambda number: number < 1) is None

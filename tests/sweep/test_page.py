@@ -51,12 +51,12 @@ def scored(tmp_path_factory: pytest.TempPathFactory, faces: Split) -> Conclusion
     return found
 
 
-def test_it_shows_all_that_was_asked_for(scored: Conclusion, faces: Split) -> None:
+def test_the_page_has_all_its_parts(scored: Conclusion, faces: Split) -> None:
     text = render(sweep_page(scored, faces.train))
     assert "engram sweep</p>" in text
     sentence = sweep_verdict(scored.pooled, scored.score, scored.summary["pooled"]["trials"]).sentence
     assert str(escape(sentence)) in text
-    for words in ("Against the number of trials pooled", "Settings and objective", "Importance", "All trials"):
+    for words in ("Against the number of pooled trials", "Settings and objective", "Importance", "All trials"):
         assert words in text
     complete = scored.summary["counts"]["complete"]
     assert complete >= 20
@@ -70,7 +70,7 @@ def test_it_shows_all_that_was_asked_for(scored: Conclusion, faces: Split) -> No
     assert growth[-1]["candidates"] == len(scored.pooled)
 
 
-def test_few_trials_are_told_and_blind_ones_count_the_confident(tmp_path: Path) -> None:
+def test_a_blind_page_with_few_trials_counts_confident_candidates(tmp_path: Path) -> None:
     with small.opened(tmp_path, small.spec(3)) as sweep:
         drive([sweep], InProcess())
         found = conclude(sweep)
@@ -78,12 +78,12 @@ def test_few_trials_are_told_and_blind_ones_count_the_confident(tmp_path: Path) 
     assert found.summary["pooled"]["growth"][0]["counts"] is None
     page = sweep_page(found)
     text = render(page)
-    assert "3 complete trials are too few to tell; it takes 20." in text
+    assert "3 complete trials are too few to tell; at least 20 are needed." in text
     assert "confident candidates" in text
     assert page.outcome in ("leak suspected", "no leak found")
 
 
-def test_choices_and_starts_alone_have_their_page_too(tmp_path: Path) -> None:
+def test_pages_of_sweeps_over_choices_or_starts_only(tmp_path: Path) -> None:
     fixed = {"steps": 5, "candidates": 4}
     spaces = {
         "choices": Space(search={"dtype": Choice(choices=("float32", "float64"))}, fixed=fixed),
@@ -97,19 +97,19 @@ def test_choices_and_starts_alone_have_their_page_too(tmp_path: Path) -> None:
         assert ("float64</text>" in text) == (name == "choices")
 
 
-def test_the_verdict_follows_the_records_and_their_control(scored: Conclusion, faces: Split) -> None:
+def test_the_verdict_depends_on_the_records_and_their_control(scored: Conclusion, faces: Split) -> None:
     inputs = faces.train.images - faces.mean
     own = Reconstruction(inputs, torch.ones(6), faces.train.labels, torch.full((6,), 0.95))
     score = compare(own, faces)
     assert sweep_verdict(own, score, 2).outcome == "leak found"
     assert (
-        "6 of 6 training records came back (ncc>0.8) in 6 candidates pooled from 2 trials"
+        "6 of 6 training records were recovered (ncc>0.8) in 6 candidates pooled from 2 trials"
         in sweep_verdict(own, score, 2).sentence
     )
     assert sweep_verdict(own, None, 2).outcome == "leak suspected"
     assert sweep_verdict(replace(own, scores=torch.full((6,), 0.1)), None, 2).outcome == "no leak found"
     assert (
-        "nothing to agree with"
+        "can't be judged without a second trial"
         in sweep_verdict(replace(own, scores=torch.full((6,), torch.nan)), None, 1).sentence
     )
     noise = replace(own, images=torch.randn(6, 1, 25, 25, generator=torch.Generator().manual_seed(0)))

@@ -1,4 +1,4 @@
-"""Pooling against a slow reference, and its promises."""
+"""Pooling against a slow reference, and its guarantees."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from engram.sweep.pool import pool_trials
 SHAPE = (1, 4, 4)
 
 
-def _trial(seed: int, truth: torch.Tensor, *, noise: float, strangers: int) -> Reconstruction:
+def _trial(seed: int, truth: torch.Tensor, *, noise: float, others: int) -> Reconstruction:
     """Noisy copies of the truth among images that only this trial has."""
     generator = torch.Generator().manual_seed(seed)
     copies = truth + noise * torch.randn(truth.shape, generator=generator)
-    alone = torch.randn(strangers, *SHAPE, generator=generator)
+    alone = torch.randn(others, *SHAPE, generator=generator)
     images = torch.cat([copies, alone])
     duals = 0.5 + torch.rand(len(images), generator=generator)
     return Reconstruction(images, duals, torch.arange(len(images)) % 2)
@@ -24,7 +24,7 @@ def _trial(seed: int, truth: torch.Tensor, *, noise: float, strangers: int) -> R
 
 def _trials(noise: float = 0.05) -> dict[int, Reconstruction]:
     truth = torch.randn(6, *SHAPE, generator=torch.Generator().manual_seed(99))
-    return {seed: _trial(seed, truth, noise=noise, strangers=4) for seed in range(5)}
+    return {seed: _trial(seed, truth, noise=noise, others=4) for seed in range(5)}
 
 
 def _ncc(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -32,7 +32,7 @@ def _ncc(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(a @ b / (a.norm() * b.norm()))
 
 
-def test_merges_scores_and_sorts_as_the_slow_reference() -> None:
+def test_merging_scores_and_order_equal_the_slow_reference() -> None:
     trials = _trials()
     found = pool_trials(list(trials), trials.__getitem__)
     groups: list[tuple[int, torch.Tensor, int, list[tuple[float, torch.Tensor]]]] = []
@@ -75,7 +75,7 @@ def test_merges_scores_and_sorts_as_the_slow_reference() -> None:
     torch.testing.assert_close(found.images, torch.stack([one[1] for one in expected]), rtol=1e-3, atol=1e-4)
 
 
-def test_what_all_trials_have_comes_first_and_once() -> None:
+def test_an_image_that_all_trials_found_comes_first_and_once() -> None:
     trials = _trials()
     found = pool_trials(list(trials), trials.__getitem__)
     truth = torch.randn(6, *SHAPE, generator=torch.Generator().manual_seed(99))

@@ -1,4 +1,4 @@
-"""Trials as tasks of a real Ray cluster with two nodes, one of which is lost in the middle."""
+"""Trials as tasks on a real Ray cluster with two nodes, one of which dies halfway."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # what Ray will do by default, and warns of
+os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # Ray's future default, which it warns about
 ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'engram[ray]'")
 
 from engram.core.errors import ConfigError  # noqa: E402
@@ -27,7 +27,7 @@ TRIALS, STEPS = 12, 150
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two nodes of one processor each on this machine."""
+    """Two nodes with one processor each on this machine."""
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 1, "object_store_memory": 80 * 1024**2, "include_dashboard": False}
@@ -38,8 +38,8 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_a_lost_node_costs_nothing(cluster: Any, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # Ray's own warnings
+def test_losing_a_node_loses_no_result(cluster: Any, tmp_path: Path) -> None:
     chosen = small.spec(TRIALS, steps=STEPS)
     small.run_whole(tmp_path / "whole", chosen)
     second = cluster.add_node(num_cpus=1, object_store_memory=80 * 1024**2)
@@ -67,6 +67,6 @@ def test_a_lost_node_costs_nothing(cluster: Any, tmp_path: Path) -> None:
     small.assert_same_pool(tmp_path / "whole", home)
 
 
-def test_a_cluster_that_is_not_there_is_named() -> None:
+def test_an_unreachable_cluster_is_named() -> None:
     with pytest.raises(ConfigError, match=r"--ray 127\.0\.0\.1:1 can't be reached \(.*refused"):
         RayTasks("127.0.0.1:1")

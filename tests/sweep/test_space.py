@@ -12,7 +12,7 @@ from engram.sweep.space import PRESETS, Choice, Range, Space, find_space, read_s
 from tests.sweep import small
 
 
-def test_the_presets_are_the_papers() -> None:
+def test_the_presets_match_the_papers() -> None:
     """Haim et al. 2022, appendix B.2; Buzaglo et al. 2023, appendix B."""
     first, second = PRESETS["haim2022"].search, PRESETS["buzaglo2023"].search
     assert first["lr_images"] == second["lr_images"] == Range(low=1e-5, high=1, log=True)
@@ -24,7 +24,7 @@ def test_the_presets_are_the_papers() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_the_ends_of_every_preset_are_settings(name: str) -> None:
+def test_the_ends_of_every_preset_are_valid_settings(name: str) -> None:
     space = PRESETS[name]
     for end in ("low", "high"):
         values = {
@@ -45,7 +45,7 @@ candidates = { choices = [20, 40] }
 """
 
 
-def test_a_file_says_what_to_vary(tmp_path: Path) -> None:
+def test_a_space_can_be_read_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "space.toml").write_text(TEXT)
     assert find_space(str(tmp_path / "space.toml")) == Space(
         recipe="haim2022",
@@ -57,11 +57,11 @@ def test_a_file_says_what_to_vary(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("recipe = ", "no readable TOML file"),
+        ("recipe = ", "not a readable TOML file"),
         ("flavour = 1", "flavour: Unexpected keyword argument"),
         ('recipe = "magic"', "recipe must be one of engine, haim2022, buzaglo2023"),
-        ("[search]\nspeed = { low = 1, high = 2 }", "space can hold .*, got 'speed'"),
-        ("[fixed]\nseed = 1", "the seed is the sweep's own"),
+        ("[search]\nspeed = { low = 1, high = 2 }", "space can set .*, got 'speed'"),
+        ("[fixed]\nseed = 1", "set the sweep's seed with --seed"),
         ("[fixed]\nsteps = 0", "steps must be positive"),
         ("[search]\nlr_images = { low = 1, high = 0.1 }", "low must be below high"),
         ("[search]\nlr_images = { low = 0, high = 0.1, log = true }", "must be positive for a range with log"),
@@ -72,20 +72,20 @@ def test_a_file_says_what_to_vary(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, text: str, message: str) -> None:
+def test_a_wrong_file_is_refused_with_its_fault(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "space.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_space(path)
 
 
-def test_the_file_in_the_documentation_is_right(tmp_path: Path) -> None:
+def test_the_file_in_the_documentation_is_valid(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
     (tmp_path / "space.toml").write_text(text.partition("```toml\n")[2].partition("```")[0])
     assert read_space(tmp_path / "space.toml").search.keys() == {"lr_images", "image_std", "dtype"}
 
 
-def test_fixing_takes_a_setting_out_of_the_search() -> None:
+def test_fixing_a_setting_removes_it_from_the_search() -> None:
     space = PRESETS["haim2022"].fixing({"lr_images": 0.1})
     assert "lr_images" not in space.search
     assert space.fixed == {"lr_images": 0.1}

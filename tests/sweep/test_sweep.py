@@ -28,13 +28,13 @@ from tests.sweep import small
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twenty-four small trials, so that some are pruned and importance is told."""
+    """Twenty-four small trials, enough for pruning and for importance."""
     directory = tmp_path_factory.mktemp("sweep") / "whole"
     small.run_whole(directory, small.spec(24))
     return directory
 
 
-def test_leaves_everything_in_its_directory(whole: Path) -> None:
+def test_a_sweep_leaves_everything_in_its_directory(whole: Path) -> None:
     summary = json.loads((whole / "sweep.json").read_text())
     rows = summary["trials"]
     assert [row["number"] for row in rows] == list(range(24))
@@ -56,7 +56,7 @@ def test_leaves_everything_in_its_directory(whole: Path) -> None:
     assert read_index(whole) == rows
 
 
-def test_settings_of_a_trial_are_those_of_its_row(whole: Path) -> None:
+def test_a_trial_has_the_settings_of_its_row(whole: Path) -> None:
     for row in read_index(whole):
         settings = json.loads((whole / "trials" / f"{row['number']:05d}" / "run.json").read_text())["settings"]
         assert {name: settings[name] for name in row["params"]} == row["params"]
@@ -70,8 +70,8 @@ def test_importance_needs_enough_trials(whole: Path) -> None:
     assert (summary["importance"] is None) == (complete < 20)
 
 
-def test_optuna_s_own_plots_work_on_the_study(whole: Path) -> None:
-    """Opened as docs/sweeps.md says, with Optuna alone."""
+def test_optuna_can_plot_the_study(whole: Path) -> None:
+    """Opened as in docs/sweeps.md, with Optuna alone."""
     mpl.use("Agg")
     backend = optuna.storages.journal.JournalFileBackend(str(whole / "study.journal"))
     study = optuna.load_study(study_name=None, storage=optuna.storages.JournalStorage(backend))
@@ -84,7 +84,7 @@ def test_optuna_s_own_plots_work_on_the_study(whole: Path) -> None:
     assert study.best_value == json.loads((whole / "sweep.json").read_text())["best"]["objective"]
 
 
-def test_processes_end_as_one_process_does(whole: Path, tmp_path: Path) -> None:
+def test_several_processes_give_the_same_result_as_one(whole: Path, tmp_path: Path) -> None:
     executor = Processes(2)
     try:
         small.run_whole(tmp_path / "processes", small.spec(24), executor)
@@ -98,10 +98,8 @@ class StoppedError(Exception):
     pass
 
 
-def test_a_sweep_that_stopped_between_directory_and_study_enters_what_is_there(
-    whole: Path, tmp_path: Path
-) -> None:
-    """Stopped at the worst moment of every trial: its directory is written, the study does not know."""
+def test_a_sweep_killed_between_directory_and_study_enters_the_finished_trial(whole: Path, tmp_path: Path) -> None:
+    """Killed at the worst moment of every trial: its directory is written, but not its entry in the study."""
     home = tmp_path / "home"
     ran: list[int] = []
     for _ in range(40):
@@ -140,23 +138,23 @@ def test_more_trials_can_be_asked_for_later(whole: Path, tmp_path: Path) -> None
 
 def test_a_finished_sweep_runs_nothing_again(tmp_path: Path) -> None:
     small.run_whole(tmp_path, small.spec(3))
-    told: list[int] = []
+    ran: list[int] = []
     with small.opened(tmp_path, small.spec(3), resume=True) as sweep:
-        drive([sweep], InProcess(), lambda _, row: told.append(row["number"]))
-    assert told == []
+        drive([sweep], InProcess(), lambda _, row: ran.append(row["number"]))
+    assert ran == []
 
 
 def test_a_directory_belongs_to_its_sweep(tmp_path: Path) -> None:
     small.run_whole(tmp_path, small.spec(2))
     with pytest.raises(ConfigError, match="resume or join it with --resume"):
         Sweep(view=small.view(), spec=small.spec(2), directory=tmp_path)
-    with pytest.raises(ConfigError, match="holds another sweep \\(seed differ\\)"):
+    with pytest.raises(ConfigError, match="contains another sweep \\(seed differ\\)"):
         Sweep(view=small.view(), spec=small.spec(2, seed=1), directory=tmp_path, resume=True)
     with pytest.raises(ConfigError, match="weights_sha256 differ"):
         Sweep(view=small.view(seed=1), spec=small.spec(2), directory=tmp_path, resume=True)
 
 
-def test_a_sweep_in_which_nothing_works_says_why(tmp_path: Path) -> None:
+def test_a_sweep_without_complete_trials_says_why(tmp_path: Path) -> None:
     space = small.spec(2).space.fixing({"lr_images": 1e30})
     chosen = SweepSpec(space=space, trials=2)
     with pytest.raises(EngramError, match=r"none of the 2 trials is complete here.*diverged"):
@@ -165,7 +163,7 @@ def test_a_sweep_in_which_nothing_works_says_why(tmp_path: Path) -> None:
 
 
 def test_machines_that_share_a_database_share_the_trials(whole: Path, tmp_path: Path) -> None:
-    """Each has the candidates of its own trials; copied together they are pooled as on one machine."""
+    """Each has the candidates of its own trials; in one directory they are pooled as on one machine."""
     url = f"sqlite:///{tmp_path / 'shared.db'}"
     here, there = tmp_path / "here", tmp_path / "there"
     small.run_whole(there, small.spec(13), storage=url)
@@ -185,7 +183,7 @@ def test_machines_that_share_a_database_share_the_trials(whole: Path, tmp_path: 
     [
         ({"trials": 0}, "trials must be at least 1"),
         ({"sampler": "magic"}, "sampler must be one of random, tpe, gp"),
-        ({"keep": 0.0}, "keep must lie in"),
+        ({"keep": 0.0}, "keep must be in"),
     ],
 )
 def test_a_wrong_spec_is_refused(changes: dict[str, object], message: str) -> None:
@@ -193,7 +191,7 @@ def test_a_wrong_spec_is_refused(changes: dict[str, object], message: str) -> No
         small.spec(**{"trials": 3, **changes})  # type: ignore[arg-type]
 
 
-def test_the_index_forgives_a_line_cut_short(tmp_path: Path) -> None:
+def test_the_index_ignores_a_line_cut_short(tmp_path: Path) -> None:
     append_row(tmp_path, {"number": 1, "state": "complete"})
     append_row(tmp_path, {"number": 0, "state": "complete"})
     with (tmp_path / "trials.jsonl").open("a") as stream:

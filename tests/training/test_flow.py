@@ -1,4 +1,4 @@
-"""Training along the flow: the method against closed forms, the path against plain descent, promises."""
+"""Training along the flow: the method against closed forms, the path against plain descent, resuming."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_step_solves_linear_decay_to_second_order(stages: int) -> None:
 
 
 @pytest.mark.parametrize("stages", [2, 5, 20])
-def test_stiff_modes_are_damped_up_to_the_reach(stages: int) -> None:
+def test_stiff_modes_are_damped_within_the_stability_interval(stages: int) -> None:
     stiff = torch.linspace(0.0, 1.0, 200, dtype=torch.float64) * reach(stages)
     start = torch.ones_like(stiff)
     growth = (start + advance(lambda by: {"y": stiff * (start + by["y"])}, {"y": stiff}, 1.0, stages)["y"]).abs()
@@ -54,20 +54,20 @@ def _faces(n: int) -> tuple[Tensor, Tensor]:
 
 
 def _until(descent: GradientDescent | FlowDescent, loss: float) -> tuple[DenseNetwork, int]:
-    """The network where the loss first falls below, and the epochs that it took."""
+    """The network where the loss first falls below `loss`, and the epochs it took."""
     state, epochs = descent.init(), 0
     while True:
         before = {name: value.clone() for name, value in state.items()}
         metrics = descent.step(state)
         epochs += int(metrics.get("steps", torch.tensor(1)))
         if float(metrics["loss"]) < loss:
-            # plain descent tells the loss before its step, the flow that after it
+            # plain descent reports the loss before its step, the flow the loss after it
             return descent.network(state if "rate" in metrics else before), epochs
 
 
 @pytest.mark.parametrize("method", [GradientDescent, GramDescent])
 def test_follows_the_path_of_plain_descent(method: type[GradientDescent]) -> None:
-    """Every layer points where that of plain descent does at the same loss, after a fraction of its epochs."""
+    """Every layer has the direction that plain descent has at the same loss, after a fraction of its epochs."""
     inputs, labels = _faces(20)
     start = MLPSpec(inputs=625, widths=(40, 40)).initialise(torch.Generator().manual_seed(0))
     plain = GramDescent(start, Binary(), Recipe(lr=0.05), inputs, labels)
@@ -81,7 +81,7 @@ def test_follows_the_path_of_plain_descent(method: type[GradientDescent]) -> Non
 
 
 @pytest.mark.parametrize("task", [Binary(), Multiclass(3)], ids=["binary", "multiclass"])
-def test_goes_on_far_below_what_float32_can_hold(task: Task) -> None:
+def test_continues_far_below_the_range_of_float32(task: Task) -> None:
     inputs, labels = cases.points(12, 20, labels=task.label_count)
     recipe = Recipe(lr=0.1, epochs=20_000, loss_threshold=1e-60, flow=Flow(below=0.5, tolerance=0.05))
     spec = MLPSpec(inputs=20, widths=(30, 30), outputs=task.outputs)
@@ -94,7 +94,7 @@ def test_goes_on_far_below_what_float32_can_hold(task: Task) -> None:
 
 @pytest.mark.parametrize("task", [Binary(), Multiclass(3), Regression("l2")], ids=lambda task: task.name)
 def test_weight_decay_ends_at_a_stationary_point(task: Task) -> None:
-    """Where plain descent at a small rate stays: at the edges of neurons the gradient itself does not vanish."""
+    """Plain descent at a small rate stays there: at the edges of neurons the gradient itself does not vanish."""
     inputs, labels = cases.points(6, 10, labels=task.label_count)
     decay, bound = 0.05, 1e-2
     recipe = Recipe(
@@ -125,7 +125,7 @@ def test_plain_descent_stops_at_the_gradient_threshold_too() -> None:
 
 @pytest.mark.parametrize("epochs", [20, 200])
 def test_resumed_is_bit_identical(tmp_path: Path, epochs: int) -> None:
-    """Cut before and after the flow has begun."""
+    """Interrupted before and after the flow starts."""
     inputs, labels = cases.points(10, 14)
     spec, recipe = MLPSpec(inputs=14, widths=(12, 12)), Recipe(lr=0.3, flow=Flow(below=0.5))
 
@@ -144,7 +144,7 @@ def test_resumed_is_bit_identical(tmp_path: Path, epochs: int) -> None:
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_a_first_step_far_too_long_is_taken_back() -> None:
+def test_a_first_step_far_too_long_is_rejected() -> None:
     inputs, labels = cases.points(10, 14)
     recipe = Recipe(lr=1e4, epochs=1000, loss_threshold=1e-6, flow=Flow(below=10.0))
     _, solution = train(MLPSpec(inputs=14, widths=(12,)), recipe, Binary(), 1e-3 * inputs, labels)
@@ -173,7 +173,7 @@ def test_log_loss_and_its_gradient_do_not_underflow(task: Task) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Flow(tolerance=0.5), "tolerance must lie above 0 and be at most 0.1, got 0.5"),
+        (lambda: Flow(tolerance=0.5), "tolerance must be above 0 and at most 0.1, got 0.5"),
         (lambda: Flow(below=0), "below must be positive"),
         (lambda: Recipe(flow=Flow(), batch=5), "batch must be left out with flow"),
         (lambda: Recipe(gradient_threshold=1.0, batch=5), "batch must be left out with gradient_threshold"),

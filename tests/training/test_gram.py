@@ -1,4 +1,4 @@
-"""Gram-space training is plain descent, seen from the images; so are mini-batches without gradients."""
+"""Gram-space training equals plain descent; so do mini-batches without gradient arrays."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_batches_without_gradients_equal_plain_descent(recipe: Recipe, bias: Bia
     _compare(recipe, bias, task, BatchDescent)
 
 
-def test_a_single_layer_is_learnt_by_batches_too() -> None:
+def test_batches_train_a_single_layer_too() -> None:
     inputs, labels = cases.points(10, 4)
     recipe = Recipe(lr=0.1, batch=4, dtype="float64")
     start = DenseNetwork((torch.ones(1, 4, dtype=torch.float64),), (None,))
@@ -64,8 +64,8 @@ def test_a_single_layer_is_learnt_by_batches_too() -> None:
     torch.testing.assert_close(states[1]["layers.0.weight"], states[0]["layers.0.weight"], rtol=0, atol=1e-12)
 
 
-def test_what_is_forgotten_is_what_decay_has_left_of_the_start() -> None:
-    """Without forces, inputs zero and no biases, nothing else is there."""
+def test_forget_removes_what_decay_left_of_the_initialisation() -> None:
+    """With zero inputs and no biases, the initialisation is all there is."""
     start = cases.network(15, 8, 6, 1, bias="none")
     recipe = Recipe(lr=0.3, weight_decay=0.05, forget=7, dtype="float64")
     inputs, labels = torch.zeros(10, 15, dtype=torch.float64), torch.arange(10) % 2
@@ -81,7 +81,7 @@ def test_what_is_forgotten_is_what_decay_has_left_of_the_start() -> None:
     [
         ({"forget": 5}, "needs weight_decay"),
         ({"forget": 10**7, "weight_decay": 0.1}, "between 0 and the epochs"),
-        ({"forget": 5, "weight_decay": 0.1, "batch": 3}, "full batches at a constant rate"),
+        ({"forget": 5, "weight_decay": 0.1, "batch": 3}, "needs full batches and a constant rate"),
     ],
 )
 def test_forgetting_needs_decay_and_plain_epochs(wrong: dict[str, Any], message: str) -> None:
@@ -89,13 +89,13 @@ def test_forgetting_needs_decay_and_plain_epochs(wrong: dict[str, Any], message:
         Recipe(**wrong)
 
 
-def test_an_option_that_is_not_used_leaves_keys_as_they_were() -> None:
+def test_an_unused_option_does_not_change_cache_keys() -> None:
     assert "forget" not in Recipe(weight_decay=0.1).settings()
     assert Recipe(weight_decay=0.1, forget=5).settings()["forget"] == 5
 
 
-def test_training_takes_the_form_that_is_cheapest() -> None:
-    """Fewer images than pixels: their space; else by batches if there are any."""
+def test_training_uses_the_cheapest_form() -> None:
+    """Gram space with fewer images than pixels; else batches, if there are any."""
     inputs, labels = cases.points(10, 15)
     dense = cases.network(15, 8, 1)
     kinds = {

@@ -1,4 +1,4 @@
-"""Training against torch's own optimiser, and what recipes promise."""
+"""Training compared with torch's own optimiser, and the options of recipes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests import cases
 def _torch_twin(
     start_params: list[torch.Tensor], recipe: Recipe, inputs: torch.Tensor, labels: torch.Tensor, task: Task
 ) -> None:
-    """The same descent by torch.nn and torch.optim, in place."""
+    """The same descent with torch.nn and torch.optim, in place."""
     w1, b1, w2, w3 = start_params
     optimiser = torch.optim.SGD(start_params, lr=recipe.lr, weight_decay=recipe.weight_decay)
     for _ in range(recipe.epochs):
@@ -137,7 +137,7 @@ def test_resumed_training_is_bit_identical(tmp_path: Path, batch: int | None) ->
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_a_wide_layer_is_drawn_as_if_at_once() -> None:
+def test_drawing_a_wide_layer_in_parts_changes_nothing() -> None:
     spec = MLPSpec(inputs=3, widths=(2500,), first_layer_std=None)
     drawn = spec.initialise(torch.Generator().manual_seed(4))
     generator = torch.Generator().manual_seed(4)

@@ -1,1 +1,1 @@
-"""Attacks: from an AttackerView to candidates. `registry.make_attack` makes any of them."""
+"""Attacks: from an AttackerView to candidates. `registry.make_attack` creates any of them."""

@@ -1,9 +1,9 @@
-"""Model inversion: search for inputs that maximise or minimise an output, as Haim et al. 2022 compare with.
+"""Model inversion: search for inputs that maximise or minimise an output, the baseline of Haim et al. 2022.
 
     x <- x + s lr d Phi_k(x) / dx,   s = +1 for half of the starts, -1 for the other,   x ~ N(0, sigma²)
 
-Learning rate and sigma are drawn for every start from the paper's search, lr log-uniform in [1e-6, 1] and sigma
-log-uniform in [1e-7, 1], so that one batched run is the whole search.
+Learning rate and sigma are drawn for every start from the paper's search space, lr log-uniform in [1e-6, 1] and
+sigma log-uniform in [1e-7, 1], so that one batched run covers the whole search.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SPREADS = (1e-7, 1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class InversionSettings:
-    """How many starts, steps of each, and the seed; `batch` bounds the memory of a step."""
+    """Number of starts, steps of each, and the seed; `batch` limits the memory of a step."""
 
     images: int = 100
     steps: int = 200
@@ -42,7 +42,7 @@ class InversionSettings:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """Inputs [m, *shape] by rising output, as the paper lays them out, and the outputs [m]."""
+    """Inputs [m, *shape] by increasing output, as in the paper, and the outputs [m]."""
 
     images: Tensor
     outputs: Tensor
@@ -50,7 +50,7 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class Inversion(ViewIteration):
-    """The search as an iteration; pixels stay within the range that mean-subtracted ones can have."""
+    """The search as an iteration; pixels stay within the range possible for mean-subtracted pixels."""
 
     view: AttackerView[Network]
     settings: InversionSettings
@@ -61,7 +61,7 @@ class Inversion(ViewIteration):
 
     @cached_property
     def signs(self) -> Tensor:
-        """Which output each start climbs or descends, [m, outputs]: every output, both ways, in turn."""
+        """The output that each start climbs or descends, [m, outputs]: every output, both ways, in turn."""
         outputs = self.view.task.outputs
         start = torch.arange(self.settings.images)
         chosen = torch.zeros(self.settings.images, outputs)
@@ -94,7 +94,7 @@ class Inversion(ViewIteration):
         return "the weights may be too large for float32; leave the baselines out"
 
     def found(self, state: State) -> Found:
-        """Sorted by the output that a start worked on."""
+        """Sorted by the output that each start climbed or descended."""
         with torch.no_grad():
             outputs = self.network(state["images"])
         own = outputs.gather(1, self.signs.abs().argmax(1, keepdim=True)).squeeze(1)
@@ -106,14 +106,14 @@ class Inversion(ViewIteration):
 def invert(
     view: AttackerView[Network], settings: InversionSettings, *, observers: Sequence[Observer] = ()
 ) -> Found:
-    """Run the search through the library's loop."""
+    """Run the search in the library's loop."""
     search = Inversion(view, settings)
     solution = run(search, Budget(steps=settings.steps), observers=observers)
     return search.found(solution.require_finite().state)
 
 
 def first_layer_images(view: AttackerView) -> Tensor:
-    """Rows of W_1 in the shape of an input, those of largest norm first, [h, *shape]."""
+    """Rows of W_1 in the shape of an input, largest norm first, [h, *shape]."""
     rows = view.network.weights[0]
     strongest = rows.norm(dim=1).argsort(descending=True, stable=True)
     return rows[strongest].view(-1, *view.input_shape)

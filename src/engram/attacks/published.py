@@ -1,4 +1,4 @@
-"""The scheme of the papers, unchanged: any network and task, through autograd. The slow oracle of the engine."""
+"""The papers' scheme, unchanged: any network and task, by autograd. The slow oracle for the engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engram.models.view import AttackerView
 class _SmoothedReLU(torch.autograd.Function):
     """y = max(z, 0) and dy/dz := sigmoid(slope z).
 
-    `backward` is made of differentiable operations, so autograd differentiates it again and the second
+    `backward` consists of differentiable operations, so autograd can differentiate it again, and the second
     derivative goes through the sigmoid: d²y/dz² := slope sigmoid(slope z) (1 - sigmoid(slope z)).
     """
 
@@ -55,12 +55,12 @@ def smoothed_relu(slope: float) -> Callable[[Tensor], Tensor]:
 def residuals(
     network: Network, task: Task, activation: Activation, inputs: Tensor, labels: Tensor, duals: Tensor
 ) -> dict[str, Tensor]:
-    """What the candidates leave unexplained of every parameter tensor.
+    """The part of every parameter tensor that the candidates leave unexplained.
 
-    r_l = theta_l - (1/m) sum_i sum_k c_ik d Phi_k(x_i) / d theta_l, where the task makes c from the duals: for
+    r_l = theta_l - (1/m) sum_i sum_k c_ik d Phi_k(x_i) / d theta_l, where the task computes c from the duals: for
     classes sum_k c_ik Phi_k(x_i) = lambda_i margin_i. Inputs [m, ...], labels [m], duals as the task draws them.
-    At a KKT point with its own samples and duals all of them are zero. The 1/m is that of the released runs:
-    their lambda is m times the one of the paper's text.
+    At a KKT point, with its own samples and duals, all residuals are zero. The 1/m is that of the released runs:
+    their lambda is m times that of the paper's text.
     """
     params = {name: value.detach().requires_grad_() for name, value in network.params.items()}
     logits = network.with_params(params)(inputs, activation)
@@ -86,17 +86,18 @@ def dual_loss(shortfall: Tensor, *, squared: bool) -> Tensor:
 
 
 def first_layer(network: Network) -> list[Tensor]:
-    """Weight and bias of the layer that meets the input."""
+    """Weight and bias of the first layer."""
     return [value for value in (network.weights[0], network.biases[0]) if value is not None]
 
 
 def margin_loss(margins: Tensor, sizes: Tensor, norm: Tensor) -> Tensor:
     """sum_i s_i ((margin_i - mean) / gamma)², s_i = lambda_i / sum lambda: complementary slackness.
 
-    Not in the papers. At a KKT point whatever has a dual lies on the margin, so all candidates in use have the
-    same one; how large it is need not be known. The mean is weighed by s; gamma = m ||theta_1||² / sum lambda, the
-    margin that homogeneity in the first layer gives (`norm` is ||theta_1||²), takes the unit away. Margins [m],
-    sizes of the duals [m]; only the margins are pulled: no dual should grow for its candidate's sake.
+    Not in the papers. At a KKT point every sample with a positive dual lies on the margin, so all candidates in
+    use have the same margin, whose size need not be known. The mean is weighted by s. Dividing by
+    gamma = m ||theta_1||² / sum lambda, the margin that follows from homogeneity in the first layer (`norm` is
+    ||theta_1||²), removes the unit. Margins [m], sizes of the duals [m]; gradients flow only into the margins: no
+    dual should grow for the sake of its candidate.
 
     >>> margin_loss(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0]), torch.tensor(2.0))
     tensor(0.2500)
@@ -137,21 +138,21 @@ class PublishedScheme(Attack):
             "task",
             f"must be {settings.only_task} for the recipe {settings.recipe}",
             task.name,
-            "use buzaglo2023, which reads all tasks",
+            "use buzaglo2023, which supports all tasks",
         )
         require(
             settings.candidates % task.label_count == 0,
             "candidates",
             f"must be a multiple of {task.label_count}",
             settings.candidates,
-            "as many start with each label",
+            "an equal number starts with each label",
         )
         require(
             settings.dual_weight == 0 or not task.has_signed_duals,
             "dual_weight",
             f"must be 0 for {task.name}, whose duals have either sign",
             settings.dual_weight,
-            "take the settings named regression",
+            "use the settings named regression",
         )
 
     @property

@@ -21,8 +21,8 @@ from engram.models.view import AttackerView
 class Reconstruction:
     """Candidates in the network's input coordinates: images [m, *shape], duals [m], labels [m].
 
-    `scores` [m], where the attack gives them: the chance, judged blind, that a candidate shows a training image.
-    `pair_duals` [m, C], where there is a dual for each other class: `duals` are their sums.
+    `scores` [m], if the attack provides them: the blind estimate of the chance that a candidate shows a training
+    image. `pair_duals` [m, C], if there is one dual per other class: `duals` are their sums.
     """
 
     images: Tensor
@@ -40,7 +40,7 @@ class Reconstruction:
         return self.scores is not None and bool(self.scores.isfinite().any())
 
     def count_above(self, confidence: float) -> int:
-        """How many candidates are judged to show a training image with more than that confidence."""
+        """How many candidates show a training image with more than that confidence."""
         return 0 if self.scores is None else int((self.scores > confidence).sum())
 
     def take(self, kept: Tensor) -> Reconstruction:
@@ -49,7 +49,7 @@ class Reconstruction:
         return replace(self, **{name: value[kept] for name, value in columns.items() if value is not None})
 
     def pruned(self, dual_threshold: float) -> Reconstruction:
-        """Without the candidates whose dual is smaller than the threshold: they hardly touch the params."""
+        """Without the candidates whose dual is below the threshold: they hardly affect the params."""
         return self.take(self.duals.abs() >= dual_threshold)
 
     def deduplicated(self, distance: float, generator: torch.Generator) -> Reconstruction:
@@ -87,11 +87,11 @@ class Reconstruction:
 
 
 class ViewIteration(ABC):
-    """An iteration over what an AttackerView shows; it takes all its steps."""
+    """An iteration on an AttackerView; it always uses all its steps."""
 
     view: AttackerView[Network]
     settings: Any
-    """A frozen dataclass with everything that was chosen."""
+    """A frozen dataclass with everything the user chose."""
 
     def finished(self, metrics: Values) -> bool:
         return False
@@ -105,13 +105,13 @@ class Attack(ViewIteration):
 
     @property
     def recipe(self) -> str:
-        """As `engram reconstruct --recipe` spells it."""
+        """The name for `engram reconstruct --recipe`."""
         return str(self.settings.recipe)
 
     @property
     @abstractmethod
     def total_steps(self) -> int:
-        """Steps to the end."""
+        """Steps of the whole attack."""
 
     @abstractmethod
     def init(self) -> State: ...
@@ -121,7 +121,7 @@ class Attack(ViewIteration):
 
     @abstractmethod
     def hint(self) -> str:
-        """What a person should change when it diverges."""
+        """What the user should change when it diverges."""
 
     @abstractmethod
     def reconstruction(self, state: State) -> Reconstruction:

@@ -1,4 +1,4 @@
-"""The one door to attacks: recipes by name, their settings, and `make_attack`."""
+"""The entry point for attacks: recipes by name, their settings, and `make_attack`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ RECIPES: Mapping[str, type[Settings]] = {
     "haim2022": Haim2022,
     "buzaglo2023": Buzaglo2023,
 }
-"""Ways to attack by their names, each with its settings, a frozen dataclass with defaults."""
+"""Attacks by name, each with its settings, a frozen dataclass with defaults."""
 PLANNED = ("steps", "restarts")
-"""What a budget decides."""
+"""Settings that a budget determines."""
 
 
 def make_attack(
@@ -43,10 +43,10 @@ def make_attack(
     """The attack on a view.
 
     recipe       one of `RECIPES`; the engine by default
-    settings     the recipe's own dataclass, or by name those that differ from what the task suggests
+    settings     the recipe's own dataclass, or by name those that differ from the task's defaults
     budget       seconds that the engine plans its steps and restarts for; the published schemes keep their steps
-    resume_from  directory of a run: recipe and settings are those in its run.json, if there is one, and others
-                 that are given are refused by name
+    resume_from  directory of a run: recipe and settings come from its run.json, if there is one, and given ones
+                 that differ are refused by name
     """
     if resume_from is not None and RunDirectory(resume_from).record.exists():
         return _resumed(view, recipe, settings, budget, resume_from)
@@ -58,12 +58,12 @@ def make_attack(
         require(recipe in RECIPES, "recipe", f"must be one of {', '.join(RECIPES)}", recipe)
         attack = _built(view, choose_settings(recipe, view.task, named))
         if budget is not None and recipe == EngineSettings.recipe and any(name in named for name in PLANNED):
-            raise ConfigError("a budget plans steps and restarts itself; give one or the other")
+            raise ConfigError("a budget determines steps and restarts; give either the budget or those")
     return fit_to_budget(attack, budget) if budget is not None and isinstance(attack, EngineIteration) else attack
 
 
 def choose_settings(recipe: str, task: Task, given: Mapping[str, Any], *, known: str | None = None) -> Settings:
-    """Settings of a recipe: those given, else what the authors' search ended with, by its name or by task."""
+    """Settings of a recipe: those given, else the result of the authors' search, by its name or by task."""
     kind = RECIPES[recipe]
     names = [field.name for field in fields(kind)]
     for name in given:
@@ -72,13 +72,13 @@ def choose_settings(recipe: str, task: Task, given: Mapping[str, Any], *, known:
         return EngineSettings(**given)
     require(known in (None, *KNOWN_SETTINGS), "--settings", f"must be one of {', '.join(KNOWN_SETTINGS)}", known)
     chosen = asdict(KNOWN_SETTINGS[known or default_settings(task)])
-    if "candidates" not in given:  # as many of each label, however many labels there are
+    if "candidates" not in given:  # equally many of each label, whatever the number of labels
         chosen["candidates"] += -chosen["candidates"] % task.label_count
     return kind(**{**chosen, **given})
 
 
 def setting_names(recipe: str) -> tuple[str, ...]:
-    """What can be chosen by name; the seed is chosen apart."""
+    """The settings that can be chosen by name; the seed has its own option."""
     return tuple(field.name for field in fields(RECIPES[recipe]) if field.name != "seed")
 
 
@@ -112,12 +112,12 @@ def _resumed(
     budget: float | None,
     directory: Path,
 ) -> Attack:
-    """The attack of a run that exists, unless something else was asked for."""
+    """The attack of an existing run, unless something else was asked for."""
     where, record = RunDirectory(directory).record, read_record(directory)
     if record.get("weights_sha256") != view.network.digest():
         raise ConfigError(
-            f"the model has other weights than the one of the run that {where} records ({record.get('model')}); "
-            "give that one, or start anew in another directory with -o"
+            f"the model's weights differ from those of the run recorded in {where} ({record.get('model')}); "
+            "give that model, or start again in another directory with -o"
         )
     shape = "x".join(map(str, view.input_shape))
     recorded_shape = "x".join(map(str, record.get("input_shape") or ()))

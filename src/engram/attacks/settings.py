@@ -1,4 +1,4 @@
-"""Settings of the attacks: what a person may choose, and what the authors' searches ended with, by name."""
+"""Settings of the attacks: what users can choose, and by name the results of the authors' searches."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from engram.models.tasks import Task
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """No tuning needed: `None` means derived from the weights.
+    """No tuning needed: None means derived from the weights.
 
     `steps` for each of `restarts` independent starts; all their candidates are pooled. `prior` is the strength of
-    total variation, 0 for none; None tries `PRIOR_GRID` on short starts first and takes what predicts neurons that
-    were left out best (more than two classes: `CLASSES_PRIOR`, to which the strength falls over a start).
-    `ridge` and `margin_*` are the metric's and the margin's, see their modules.
-    `memory` bounds in bytes what grows with neurons times candidates or directions, half for the metric, half for
-    everything else: beyond it neurons share metrics and candidates come in chunks.
+    total variation, 0 for none; None tries `PRIOR_GRID` on short starts first and takes the strength that best
+    predicts left-out neurons (more than two classes: `CLASSES_PRIOR`, to which the strength falls over a start).
+    `ridge` belongs to the metric and `margin_*` to the margin; see their modules.
+    `memory` limits, in bytes, what grows with neurons times candidates or directions, half for the metric, half
+    for everything else: beyond it neurons share metrics and candidates are processed in chunks.
     """
 
     recipe: ClassVar[str] = "engine"
@@ -45,12 +45,12 @@ class EngineSettings:
         require(
             self.candidates is None or self.candidates >= 2, "candidates", "must be at least 2", self.candidates
         )
-        require(self.prior is None or self.prior >= 0, "prior", "must not be negative", self.prior, "0 is none")
+        require(self.prior is None or self.prior >= 0, "prior", "must not be negative", self.prior, "0 means none")
         require(self.dtype in ("float32", "float64"), "dtype", "must be float32 or float64", self.dtype)
 
     @property
     def room(self) -> int:
-        """Bytes for the metric, and as many for everything else."""
+        """Bytes for the metric, and the same again for everything else."""
         return self.memory // 2
 
     @property
@@ -62,9 +62,9 @@ class EngineSettings:
 class Haim2022:
     """Settings of the scheme for binary tasks; the defaults are the authors' best for CIFAR-10, 500 images.
 
-    `candidates` is m (the papers take twice the number of training images). `dual_floor` is lambda_min and
+    `candidates` is m (the papers use twice the number of training images). `dual_floor` is lambda_min and
     `relu_slope` is alpha. `squared_dual_loss` follows the released runs; False is the text of the paper.
-    `margin_weight` asks candidates in use for one common margin; the papers do not, so it is 0.
+    `margin_weight` pulls candidates in use towards a common margin; the papers do not, so it is 0.
     """
 
     recipe: ClassVar[str] = "haim2022"
@@ -94,9 +94,9 @@ class Haim2022:
         require(
             self.dual_weight > 0 or self.dual_floor == 0,
             "dual_floor",
-            "must be 0 where dual_weight is 0, as for regression",
+            "must be 0 if dual_weight is 0, as for regression",
             self.dual_floor,
-            "leave it out, or give the floor a weight",
+            "leave it out, or set dual_weight",
         )
         require(0 <= self.momentum < 1, "momentum", "must lie in [0, 1)", self.momentum)
         require(self.dtype in ("float32", "float64"), "dtype", "must be float32 or float64", self.dtype)
@@ -110,7 +110,7 @@ class Haim2022:
 class Buzaglo2023(Haim2022):
     """The scheme for all tasks; the defaults are the authors' best for ten classes of CIFAR-10, 500 images.
 
-    Regression has duals of either sign: no floor, `dual_weight` and `dual_floor` 0.
+    Regression has duals of either sign and so no floor: `dual_weight` and `dual_floor` are 0.
     """
 
     recipe: ClassVar[str] = "buzaglo2023"

@@ -1,4 +1,4 @@
-"""Baselines in an audit: what model inversion and the bare weights recover by the same scoring."""
+"""Baselines of an audit: what model inversion and the raw weights recover, scored like the attack."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ SCALES: dict[str, InversionSettings | None] = {
 
 
 def inversion_settings(scale: str, images: int | None = None) -> InversionSettings | None:
-    """The model inversion of a scale, None for no baselines; `images` says how many starts instead."""
+    """The model inversion at a scale, None for no baselines; `images` overrides the number of starts."""
     require(scale in SCALES, "baselines", f"must be one of {', '.join(SCALES)}", scale)
     chosen = SCALES[scale]
     if images is None or chosen is None:
-        require(images is None, "images", "says nothing without baselines", images, "choose quick or full")
+        require(images is None, "images", "has no effect without baselines", images, "choose quick or full")
         return chosen
     return replace(chosen, images=images)
 
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """Images [m, *shape] in network coordinates, outputs [m] where they mean something, the score with data.
+    """Images [m, *shape] in network coordinates, outputs [m] where defined, and the score if there are data.
 
-    Kernels [m, C, k, k] of a convolution are shown and never scored: they are smaller than an image.
+    Kernels [m, C, k, k] of a convolution are shown but not scored: they are smaller than an image.
     """
 
     name: Literal["model inversion", "first-layer weights", "first-layer kernels"]

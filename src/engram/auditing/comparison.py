@@ -1,4 +1,4 @@
-"""What an audit compares: the records it is given, candidates judged blind, then both beside each other."""
+"""What an audit compares: the given records, the candidates judged blind, and the two with each other."""
 
 from __future__ import annotations
 
@@ -15,25 +15,23 @@ from engram.auditing.examine import Examination, examine
 from engram.core.errors import require
 from engram.core.files import aligned
 from engram.data.sets import ImageSet, Split
-from engram.members.boundaries import DensePart
-from engram.members.evidence import Membership, membership_tests
+from engram.members.kkt import DensePart, Membership, membership_tests
 from engram.models.networks import Network
 from engram.models.row_space import RowSpace
 from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.pipeline import compare
-from engram.scoring.confidence import Reliability, reliability
+from engram.scoring.curves import Reliability, Roc, reliability, roc
 from engram.scoring.match import HIGHER_IS_BETTER, Threshold
 from engram.scoring.report import Count, ScoreReport
-from engram.scoring.roc import Roc, roc
 
 Samples = ImageSet | Sequence[Tensor]
 """An ImageSet, or (images [n, *shape] in [0, 1], labels [n])."""
 NULL_POINTS = 2000
 BEYOND = 2
-"""A candidate on more than twice as many boundaries as any of the random points is no random point."""
+"""A candidate on more than twice as many boundaries as any random point is not a random point."""
 ON_BOUNDARIES = 0.99
-"""The confidence of such a candidate: of held-out images none is on so many (docs/audit.md)."""
+"""The confidence of such a candidate: no held-out image is on that many (docs/audit.md)."""
 SURE, LIKELY = 0.9, 0.5
 LEARNT = 0.9
 """A model that was trained on the records gets at least this share of them right."""
@@ -42,9 +40,9 @@ LEARNT = 0.9
 def audit_data(
     view: AttackerView[Network], train: Samples, held_out: Samples | None, mean: Tensor | None = None
 ) -> Split:
-    """Both sets in the model's shape and labels, disjoint; `mean` None is the training mean, as in the papers.
+    """Both sets, disjoint, with the model's shape and labels; `mean` None is the training mean, as in the papers.
 
-    Without held-out records there is no control: the split holds none.
+    Without held-out records there is no control, and that part of the split is empty.
     """
     records = _image_set(view, train, "train")
     others = records.take(torch.zeros(0, dtype=torch.int64))
@@ -54,8 +52,8 @@ def audit_data(
         require(
             shared == 0,
             "held_out",
-            "must hold no training record: it is the control",
-            f"{shared} that are in train too",
+            "must contain no training record: it is the control",
+            f"{shared} that are also in train",
             "give records that training never saw",
         )
     centre = records.images.mean(0) if mean is None else mean.to(torch.float32)
@@ -75,7 +73,7 @@ def _image_set(view: AttackerView[Network], samples: Samples, name: str) -> Imag
         classes = tuple(map(str, range(view.task.label_count)))
         require(labels.ndim == 1, name, "must have labels [n]", tuple(labels.shape))
         samples = ImageSet(aligned(images.detach().cpu().float()), labels.detach().cpu().long(), name, classes)
-    require(len(samples) > 0, name, "must hold at least one record", 0, "choose other data")
+    require(len(samples) > 0, name, "must contain at least one record", 0, "choose other data")
     require(
         samples.shape == tuple(view.input_shape),
         name,
@@ -90,7 +88,7 @@ def _image_set(view: AttackerView[Network], samples: Samples, name: str) -> Imag
         int(samples.labels.max()),
         "choose another label map with --labels",
     )
-    require(bool(samples.images.isfinite().all()), name, "must hold finite numbers", "NaN or infinity")
+    require(bool(samples.images.isfinite().all()), name, "must contain only finite numbers", "NaN or infinity")
     return samples
 
 
@@ -104,8 +102,8 @@ def _shape(shape: Sequence[int]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class BlindView:
-    """Candidates with the confidence in their `scores`, the boundaries each lies on [m], and the most that chance
-    gives: the largest count of random points in the row space with the candidates' own sizes."""
+    """Candidates with their confidence in `scores`, the number of boundaries each lies on [m], and the most that
+    chance gives: the largest number for random points in the row space with the candidates' norms."""
 
     found: Reconstruction
     boundaries: Tensor
@@ -123,8 +121,8 @@ class BlindView:
 def blind_view(part: DensePart, found: Reconstruction, basis: Tensor, *, seed: int = 0) -> BlindView:
     """Judge candidates without any data; `basis` [r, d] spans the row space of the part's first layer.
 
-    Agreement alone where candidates are near their image but not on it; a candidate that lies exactly on many
-    boundaries, where training alone pushes points, is raised to `ON_BOUNDARIES`. Sorted by confidence.
+    Where candidates are near their image but not on it, agreement alone decides. A candidate that lies exactly on
+    many boundaries, where only training moves points, is raised to `ON_BOUNDARIES`. Sorted by confidence.
     """
     entering = part.entering(found.images)
     counts = part.boundaries(entering)
@@ -145,13 +143,13 @@ def blind_view(part: DensePart, found: Reconstruction, basis: Tensor, *, seed: i
 
 @dataclass(frozen=True)
 class Risk:
-    """What leaks of one record; None where it is not defined. `index` is its place in the given data."""
+    """What leaks about one record; None where undefined. `index` is its position in the given data."""
 
     index: int
     label: int
     recovered: bool
     member_identified: bool | None
-    """Its membership score lies above that of every held-out record."""
+    """Its membership score is above that of every held-out record."""
     ssim: float | None
     ncc: float | None
     relative_l2: float | None
@@ -167,14 +165,14 @@ class Risk:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """All that needs data; what needs held-out records is None without them, `examination` unless binary."""
+    """All that needs data. What needs held-out records is None without them, `examination` unless binary."""
 
     data: Split
     score: ScoreReport
     threshold: Threshold
     """What counts as recovered: NCC > 0.8, or relative L2 < 0.3 where there is no NCC."""
     roc: Roc | None
-    """Best match of every record against that of every held-out one."""
+    """Best match of each training record against that of each held-out one."""
     examination: Examination | None
     membership: Membership | None
     reliability: Reliability | None
@@ -184,7 +182,7 @@ class Comparison:
 
     @property
     def count(self) -> Count:
-        """How many were recovered, by that threshold."""
+        """How many records pass that threshold."""
         return self.score.counts[self.threshold.text]
 
     @property
@@ -194,7 +192,7 @@ class Comparison:
             return self.score.warnings
         doubt = (
             f"the model gets only {self.accuracy:.0%} of the training records right: they may not be what it was "
-            "trained on, or the labels or the mean that is subtracted are wrong"
+            "trained on, or the labels or the subtracted mean are wrong"
         )
         return (doubt, *self.score.warnings)
 
@@ -216,7 +214,7 @@ class Comparison:
 def compare_with(
     view: AttackerView[Network], part: DensePart, blind: BlindView, data: Split, space: RowSpace
 ) -> Comparison:
-    """Everything that the data say of the candidates and the weights; `space` is the part's row space."""
+    """Everything that the data show about the candidates and the weights; `space` is the part's row space."""
     score = compare(blind.found, data, network=view.network)
     threshold = deciding_threshold(score)
     inputs = data.train.images - data.mean
@@ -248,7 +246,7 @@ def compare_with(
 
 
 def deciding_threshold(score: ScoreReport) -> Threshold:
-    """NCC, which the training mean can't help; relative L2 for points of fewer than three values."""
+    """NCC, which the training mean does not raise; relative L2 for inputs of fewer than three values."""
     return Threshold("relative_l2", 0.3) if score.train.ncc is None else Threshold("ncc", 0.8)
 
 

@@ -1,4 +1,4 @@
-"""A network beside the samples it was trained on: fit, margins, KKT gap, ceiling and boundaries."""
+"""A network examined with its training samples: fit, margins, KKT gap, ceiling and boundaries."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torch import Tensor
 from engram.core.errors import require
 from engram.core.progress import Progress, silent
 from engram.core.progress import part as part_of
-from engram.members.boundaries import DensePart
-from engram.members.duals import KKT, kkt
+from engram.members.kkt import KKT, DensePart, kkt
 from engram.models.row_space import RowSpace
 from engram.scoring.metrics import ssim
 from engram.scoring.protocols import paired_ncc
@@ -22,19 +21,19 @@ RECOGNISED = 0.4
 
 @dataclass(frozen=True, eq=False)
 class Ceiling:
-    """Each sample against its own projection on the row space, [n] each.
+    """Each sample compared with its own projection onto the row space, [n] each.
 
-    No method without an image prior does better: the weights say nothing of the rest of the sample.
+    No method without an image prior does better: the weights say nothing about the rest of the sample.
     """
 
     share: Tensor
     """Share of the centred sample's energy inside the row space."""
     ssim: Tensor | None
-    """Of pixels, the mean added back and clamped to the pixel range; None for vectors."""
+    """Of pixels, with the mean added back and clamped to the pixel range; None for vectors."""
     ncc: Tensor | None
-    """Of centred samples, as in scoring; None below three values, where only a sign is left."""
+    """Of centred samples, as in scoring; None below three values, where NCC is only a sign."""
     mean_ssim: Tensor | None
-    """The null: SSIM of the training mean alone, which no weights are needed for; None for vectors."""
+    """The null: SSIM of the training mean alone, which needs no weights; None for vectors."""
 
     @property
     def recognisable(self) -> int | None:
@@ -43,7 +42,7 @@ class Ceiling:
 
     @property
     def recognisable_by_mean(self) -> int | None:
-        """How many the mean alone would count."""
+        """The same count for the mean alone."""
         return _good(self.mean_ssim)
 
 
@@ -70,12 +69,12 @@ def _good(values: Tensor | None) -> int | None:
 
 
 ON_MARGIN = 1.15
-"""Samples within 15 % of the smallest positive margin lie on the margin."""
+"""Samples within 15 % of the smallest positive margin count as on the margin."""
 
 
 @dataclass(frozen=True, eq=False)
 class Examination:
-    """What the samples say of the network and it of them; tensors have one value a sample, [n]."""
+    """What the samples show about the network and vice versa; tensors have one value per sample, [n]."""
 
     loss: float
     accuracy: float
@@ -94,7 +93,7 @@ class Examination:
 
     @property
     def beyond_held_out(self) -> int | None:
-        """How many samples lie on more boundaries than any held-out one: known as training samples by that."""
+        """How many samples lie on more boundaries than any held-out one, which identifies them."""
         if self.held_out_boundaries is None:
             return None
         return int((self.boundaries > self.held_out_boundaries.max()).sum())
@@ -113,8 +112,8 @@ def examine(
 ) -> Examination:
     """Examine images [n, *shape] with labels [n]; `mean` [*shape] is what training subtracted from them.
 
-    Where the part reads features, the ceiling is a share of their energy alone: what a projected feature looks
-    like is not known.
+    Where the part reads features, the ceiling is only a share of their energy: what a projected feature looks like
+    is unknown.
     """
     network, task = part.view.network, part.view.task
     require_shape(images, part.input_shape)
@@ -165,7 +164,7 @@ def samples_on_margin(margins: Tensor) -> int:
 
 
 def require_shape(images: Tensor, shape: tuple[int, ...]) -> None:
-    """Images [n, *shape] must be such as the model takes."""
+    """Images [n, *shape] must have the model's input shape."""
     require(
         tuple(images.shape[1:]) == tuple(shape),
         "the data's images",

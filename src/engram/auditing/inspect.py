@@ -1,8 +1,8 @@
-"""What an attacker sees of a network before any attack: layers, noise, row space, equations, margin.
+"""What an attacker sees in a network before any attack: layers, noise, row space, equations, margin.
 
 A convolution's kernels have no row space that holds images. The first fully-connected layer's rows lie in the
-span of the training images' features, so with convolutions that layer is read: its noise, and the directions
-above it."""
+span of the training images' features, so with convolutions the attack reads that layer: its noise, and the
+directions above it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engram.attacks.engine.closed_form import parameters
-from engram.attacks.engine.scales import derive_scales
+from engram.attacks.engine.self_tuning import derive_scales
 from engram.attacks.settings import EngineSettings
 from engram.core.errors import require
 from engram.core.progress import Progress, silent
@@ -24,13 +24,13 @@ from engram.models.view import AttackerView
 FEWEST_VALUES = 20
 """The noise is fitted to the lower fifth of the singular values: at least four."""
 TOLERANCE = 0.1
-"""A fit that moves by more than this with one place in the spectrum tells nothing."""
+"""A fit that changes by more than this from one place in the spectrum to the next is not reliable."""
 LOWER_FIFTH = 0.2
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Standard deviation of the entries that training left alone, and their share of the layer's energy."""
+    """Standard deviation of the noise that training left in the layer, and its share of the layer's energy."""
 
     std: float
     share: float
@@ -40,9 +40,9 @@ class Noise:
 class Spectrum:
     """The first layer's singular values [min(h, d)], descending, and where their noise ends.
 
-    `rank` counts the directions of the row space that stand above their noise: those whose value is above
-    `threshold` = `SAFETY` x `edge`, and of images also weaker ones that stand out among low frequencies. Where the
-    layer is too small to tell its noise, that is None and all directions count.
+    `rank` counts the directions of the row space above the noise: those whose value is above `threshold` =
+    `SAFETY` x `edge` and, for images, weaker ones that stand out at low frequencies. Where the layer is too small
+    to estimate its noise, the noise is None and all directions count.
     """
 
     values: Tensor
@@ -53,15 +53,17 @@ class Spectrum:
 
     @property
     def hidden(self) -> int:
-        """Directions that only low frequencies tell from noise."""
+        """Directions that stand out from the noise only at low frequencies."""
         return 0 if self.threshold is None else max(0, self.rank - int((self.values > self.threshold).sum()))
 
 
-def noise_is_told(rows: int, columns: int) -> bool:
+def noise_is_measurable(rows: int, columns: int) -> bool:
     """Whether a layer of this shape is large enough for the Marchenko-Pastur fit.
 
-    >>> noise_is_told(1000, 3072), noise_is_told(30, 625), noise_is_told(40, 40), noise_is_told(1, 1000)
-    (True, True, False, False)
+    >>> noise_is_measurable(1000, 3072), noise_is_measurable(30, 625)
+    (True, True)
+    >>> noise_is_measurable(40, 40), noise_is_measurable(1, 1000)
+    (False, False)
     """
     count = min(rows, columns)
     if count < FEWEST_VALUES:
@@ -75,10 +77,10 @@ def noise_is_told(rows: int, columns: int) -> bool:
 def remaining_noise(values: Tensor, rows: int, columns: int) -> Noise | None:
     """sigma and sigma² h d / ||W||² for a layer [h, d] with these singular values; None if it is too small.
 
-    sigma is the Marchenko-Pastur fit of the lower fifth. Where training has filled even that, both are upper
+    sigma is the Marchenko-Pastur fit of the lower fifth. Where training has filled even those, both are upper
     bounds. A layer of zeros has no noise.
     """
-    if not noise_is_told(rows, columns):
+    if not noise_is_measurable(rows, columns):
         return None
     energy = float(values.square().sum())
     std = noise_level(values, rows, columns, LOWER_FIFTH)
@@ -86,7 +88,7 @@ def remaining_noise(values: Tensor, rows: int, columns: int) -> Noise | None:
 
 
 def whole_row_space(weight: Tensor) -> RowSpace:
-    """Every direction of W [h, d], down to rounding: for layers too small to tell noise from signal."""
+    """Every direction of W [h, d], down to rounding: for layers too small to separate noise from signal."""
     _, values, directions = torch.linalg.svd(weight.double(), full_matrices=False)
     kept = values > max(weight.shape) * torch.finfo(weight.dtype).eps * values[0]
     rank = int(kept.sum())
@@ -94,15 +96,15 @@ def whole_row_space(weight: Tensor) -> RowSpace:
 
 
 def spectrum(space: RowSpace, rows: int, columns: int) -> Spectrum:
-    """The spectrum of a first layer [h, d]; unlike the attack's basis, it may hold no direction at all."""
-    if not noise_is_told(rows, columns):
+    """The spectrum of a first layer [h, d]; unlike the attack's basis, it may have no direction at all."""
+    if not noise_is_measurable(rows, columns):
         return Spectrum(space.singular_values, space.rank, None, None, None)
     return Spectrum(space.singular_values, space.detected, space.noise_std, space.edge, SAFETY * space.edge)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Equations:
-    """Counts for n samples of d values; those that need n are None where it is not known.
+    """Counts for n samples of d values; those that need n are None where n is unknown.
 
     Each parameter is one equation of stationarity: p against n d. In the row space of rank r the first layer's
     h neurons give h (r + 1) equations, its bias included, for the r coordinates and the dual of each sample.
@@ -137,7 +139,7 @@ def count_equations(network: DenseNetwork, rank: int, samples: int | None) -> Eq
 
 @dataclass(frozen=True)
 class LayerDescription:
-    """A layer's weight [outputs, inputs] and bias; `noise` is None where the layer is too small to tell."""
+    """A layer's weight [outputs, inputs] and bias; `noise` is None where the layer is too small to estimate it."""
 
     name: str
     inputs: int
@@ -174,9 +176,9 @@ class Description:
     """Which of them the attack reads: the first, or with convolutions the first fully-connected one."""
     space: RowSpace
     spectrum: Spectrum
-    """Both of that layer."""
+    """Row space and spectrum of that layer."""
     equations: Equations | None
-    """None where features are read, whose number says nothing of images."""
+    """None where features are read: their number says nothing about images."""
     margin: MarginEstimate | None
     """None without a hidden layer, for tasks other than binary, and where features are read."""
 
@@ -186,14 +188,14 @@ class Description:
 
     @property
     def reads_features(self) -> bool:
-        """Whether what is said of inputs is said of the features that convolutions make of them."""
+        """Whether the description is of the features that the convolutions compute, not of the inputs."""
         return self.equations is None
 
 
 def describe(
     view: AttackerView[Network], *, samples: int | None = None, progress: Progress = silent
 ) -> Description:
-    """Describe the network of a view; with a number of samples, also whether it has equations enough for them."""
+    """Describe the network of a view; with a number of samples, also whether it has enough equations for them."""
     require(samples is None or samples > 0, "samples", "must be positive", samples)
     dense = view.dense
     network = view.network if dense is None else dense.network
@@ -243,9 +245,9 @@ def describe_layer(index: int, weight: Tensor, bias: Tensor | None, values: Tens
 
 
 def _row_space(network: Network, read: int, input_shape: tuple[int, ...]) -> RowSpace:
-    """Of the layer that is read; one too small to tell its noise keeps every direction."""
+    """Of the layer that is read; a layer too small to estimate its noise keeps every direction."""
     weight = network.weights[read]
-    if not noise_is_told(*weight.shape):
+    if not noise_is_measurable(*weight.shape):
         return whole_row_space(weight)
     if isinstance(network, DenseNetwork):
         return network.row_space(input_shape)

@@ -1,4 +1,4 @@
-"""The report's page: an audit's record as sections, in the order in which a person asks."""
+"""The report's page: an audit's record as sections, in the order in which a reader asks."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ from engram.auditing.visuals import (
     timeline_chart,
 )
 from engram.render.html import Cell, Page, Section, Table, Tile
-from engram.scoring.roc import RATES
+from engram.scoring.curves import RATES
 
 if TYPE_CHECKING:
     from engram.auditing.record import AuditRecord
 
 READS_FEATURES = (
-    "The network begins with convolutions. What is said of weights and records is said of its first "
-    "fully-connected layer and of the features that enter it: directions, duals, neuron boundaries. How much of "
-    "an image those could give back at best is not known, so there is no ceiling, and no count of equations."
+    "The network begins with convolutions, so the attack reads its first fully-connected layer. Directions, duals "
+    "and neuron boundaries are those of that layer and of the features that enter it. How much of an image they "
+    "could give back at best is unknown, so there is no ceiling and no count of equations."
 )
 LIMITS = (
-    "No leak found is not a proof of safety: it says that this attack, with this budget, recovered nothing beyond "
-    "the control. A better attack may recover more, and networks outside the supported family are refused, not "
+    "No leak found is not a proof of safety: it means that this attack, with this budget, recovered nothing "
+    "beyond the control. A better attack may recover more. Networks outside the supported family are refused, not "
     "declared safe.",
-    "A leak found is what a stranger with the weights can do; what queries alone would tell is not measured.",
-    "The control is only as good as the held-out records: they must be of the same kind as the training records, "
-    "and never seen in training. Data of another kind make chance look like a leak, or hide one.",
-    "Matching uses the training images and their mean, which a stranger does not have; the candidates, their "
-    "confidence and their order do not.",
-    "SSIM counts include what the mean image alone would match, see the column of noise; NCC is free of it and "
-    "decides the verdict.",
-    "The confidence was calibrated on other targets of this kind; how well it fits this one is shown above where "
-    "data were given.",
+    "A leak is what an attacker with the weights can read out. What queries alone would reveal is not measured.",
+    "The control is only as good as the held-out records: they must be of the same kind as the training records "
+    "and never seen in training. Data of another kind can make chance look like a leak, or hide one.",
+    "Matching uses the training images and their mean, which an attacker does not have. The candidates, their "
+    "confidence and their order use neither.",
+    'SSIM counts include what the mean image alone would match; see the column "from noise". NCC is not affected '
+    "and decides the verdict.",
+    "The confidence was calibrated on other targets of this kind. Where data were given, the report shows above "
+    "how well it fits this one.",
 )
 FITTED_ELSEWHERE = (
-    "The confidence was calibrated on fully-connected targets; with convolutions it was too modest where it was "
-    "checked, so read it as an order. How well it fits here is shown above where data were given."
+    "The confidence was calibrated on fully-connected targets. With convolutions it was too low where it was "
+    "checked, so use it only to rank candidates. Where data were given, the report shows above how well it fits."
 )
 
 
 def read_layer(record: AuditRecord) -> str:
-    """The layer that row space, duals and boundaries are those of, in words."""
+    """The layer that row space, duals and boundaries belong to, in words."""
     return "the first fully-connected layer" if record.description.reads_features else "the first layer"
 
 
 def limits(record: AuditRecord) -> tuple[str, ...]:
-    """What the numbers do not say; the last is on the confidence."""
+    """What the numbers do not say; the last entry is about the confidence."""
     return (*LIMITS[:-1], FITTED_ELSEWHERE) if record.description.reads_features else LIMITS
 
 
 def reproduce(record: AuditRecord) -> list[str]:
-    """The command that made this report, or the call from Python that gives the same candidates."""
+    """The command that made this report; for an audit from Python, the matching command."""
     if record.command is not None:
         return [record.command]
     shape = "x".join(map(str, record.view.input_shape))
@@ -66,22 +66,22 @@ def reproduce(record: AuditRecord) -> list[str]:
 
 
 BASELINES = {
-    "model inversion": "{:,} starts, half climbing the output and half descending, by rising output.",
-    "first-layer weights": "All {:,} rows of the first layer, each as an image, the largest first.",
-    "first-layer kernels": "All {:,} kernels of the first convolution; smaller than an image, they are shown and "
-    "not scored.",
+    "model inversion": "{:,} starts, half maximising an output and half minimising it, lowest output first.",
+    "first-layer weights": "All {:,} rows of the first layer, each as an image, largest norm first.",
+    "first-layer kernels": "All {:,} kernels of the first convolution. They are smaller than an image, so they "
+    "are shown but not scored.",
 }
 
 
 def candidate_section(record: AuditRecord) -> Section:
     reliability = None if record.comparison is None else record.comparison.reliability
     paragraphs = [
-        "What a stranger holds in hand, without any data: the candidates with the highest confidence that they "
-        "show a training image. They are shown without the mean image, which a stranger does not know, stretched "
-        "to full contrast."
+        "What an attacker gets without any data: the candidates with the highest confidence that they show a "
+        "training image. They are shown without the mean image, which an attacker does not know, and stretched to "
+        "full contrast."
     ]
     if len(record.view.input_shape) != 3:
-        paragraphs.append("The inputs are no images, so there is nothing to show; see reconstruction.safetensors.")
+        paragraphs.append("The inputs are not images: the candidates are only in reconstruction.safetensors.")
     tables, charts = [], []
     if reliability is not None:
         paragraphs.append("With data, the confidence can be checked: predicted against observed.")
@@ -91,7 +91,7 @@ def candidate_section(record: AuditRecord) -> Section:
         tables = [Table(heads, rows, "Precision: share of the k most confident candidates with NCC above 0.8")]
     return Section(
         "candidates",
-        "What a stranger would hold in hand",
+        "What an attacker would get",
         paragraphs,
         charts,
         candidate_gallery(record.blind.found, record.view.input_shape),
@@ -101,18 +101,19 @@ def candidate_section(record: AuditRecord) -> Section:
 
 def weights_section(record: AuditRecord) -> Section:
     description = record.description
-    told = READS_FEATURES
+    counted = READS_FEATURES
     if description.equations is not None:
-        told = f"Equations enough for up to {description.equations.row_space_most_samples:,} records."
-    heads = ("layer", "inputs", "outputs", "norm", "share of noise")
+        most = description.equations.row_space_most_samples
+        counted = f"The first layer has enough equations for up to {most:,} records."
+    heads = ("layer", "inputs", "outputs", "norm", "noise share")
     rows = [
         (layer.name, layer.inputs, layer.outputs, layer.norm, None if layer.noise is None else layer.noise.share)
         for layer in description.layers
     ]
     return Section(
         "weights",
-        "What the weights say before any attack",
-        [record.reach.sentence, told],
+        "What the weights show before any attack",
+        [record.reach.sentence, counted],
         [spectrum_chart(description.spectrum, read_layer(record))],
         tables=[Table(heads, rows, f"{description.name}, {description.parameters:,} parameters")],
     )
@@ -129,7 +130,7 @@ def baseline_sections(record: AuditRecord) -> list[Section]:
     for baseline in record.baselines:
         paragraphs, tables = [], []
         text = BASELINES[baseline.name].format(len(baseline.images))
-        paragraphs.append(text + " A simpler way of looking at the weights, to stand beside the attack.")
+        paragraphs.append(text + " A simpler way to look at the weights, to compare with the attack.")
         if baseline.score is not None:
             rows = [(text, one.train, one.held_out, one.excess) for text, one in baseline.score.counts.items()]
             tables = [Table(("recovered", "training", "held-out", "excess"), rows, "Scored like the attack")]
@@ -185,8 +186,8 @@ def pairs_section(record: AuditRecord) -> Section | None:
         "pairs",
         "Training images read out of the weights",
         [
-            "Each reconstruction stands above the training image it was matched to, best first, with their SSIM "
-            "(1 is identical, above 0.4 is what the papers call good). Click to enlarge."
+            "Each reconstruction is shown above the training image it was matched to, best first, with its SSIM "
+            "(1 is identical, the papers call above 0.4 good). Click to enlarge."
         ],
         gallery=pair_gallery(score, record.comparison.data.train),
         tables=[Table(heads, rows, f"Counts of {len(score.train)} records; the excess is what was recovered")],
@@ -202,13 +203,13 @@ def control_section(record: AuditRecord) -> Section | None:
     if comparison.roc is not None:
         charts.insert(0, roc_chart("Best match: training against held-out", {"best match": comparison.roc}))
         rows = [(f"{rate:.1%}", comparison.roc.at(rate)) for rate in RATES]
-        caption = f"Share of records told by their best match (AUC {comparison.roc.auc:.3f})"
+        caption = f"Share of records identified by their best match (AUC {comparison.roc.auc:.3f})"
         tables.append(Table(("false-positive rate", "true-positive rate"), rows, caption))
         if comparison.roc.note is not None:
             paragraphs.append(comparison.roc.note + ".")
     lead = (
         "The same candidates are scored against held-out records of the same kind. What they match there is "
-        "chance or blur; only what goes beyond is a leak."
+        "chance or blur; only what goes beyond that is a leak."
     )
     return Section("control", "Control: is it more than chance?", [lead, *paragraphs], charts, tables=tables)
 
@@ -221,18 +222,18 @@ def risk_section(record: AuditRecord) -> Section | None:
     table = Table(
         heads=[RISK_HEADS[name] for name in known],
         rows=[[getattr(risk, name) for name in known] for risk in risks],
-        caption=f"{len(risks)} records, those at most risk first; also in risk.csv",
+        caption=f"{len(risks)} records, highest risk first; also in risk.csv",
         sortable=True,
         links=[pair_anchor(record.comparison.score, risk.index) for risk in risks],
     )
     text = (
-        f"Recovered: a reconstruction with {record.comparison.threshold.text}. Identified as member: its "
-        "membership score lies above that of every held-out record."
+        f"Recovered: a reconstruction matches it with {record.comparison.threshold.text}. Identified as member: "
+        "its membership score is above that of every held-out record."
     )
     if "ceiling_ssim" in known:
         text += " The ceiling is the best SSIM that any method without an image prior can reach."
     if "dual" in known:
-        text += " The dual is how much training leant on the record."
+        text += " The dual is how strongly the record shaped the weights."
     return Section("risk", "Which records leak", [text], tables=[table])
 
 
@@ -248,12 +249,12 @@ def membership_section(record: AuditRecord) -> Section | None:
     curves = {test.name: test.roc for test in membership.tests}
     return Section(
         "membership",
-        "Was this record in training?",
+        "Was this record in the training set?",
         [
-            "Asked of the weights: on how many neuron boundaries a record lies (boundaries), how much of "
+            "Tests on the weights: how many neuron boundaries a record lies on (boundaries), how much of "
             f"{read_layer(record)} it explains in one fit with the held-out records (dual), and the mean of both "
-            "ranks (combined). Thresholding the loss is the usual way, for comparison. Nothing was fitted to who "
-            "is a member.",
+            "ranks (combined). For comparison, the usual test: a threshold on the loss. No test was fitted to "
+            "known members.",
             *(f"{note}." for note in notes),
         ],
         [roc_chart("Membership", curves)],
@@ -262,7 +263,7 @@ def membership_section(record: AuditRecord) -> Section | None:
 
 
 def page_of(record: AuditRecord) -> Page:
-    """Every section that this audit has something to say in."""
+    """Every section for which this audit has results."""
     sections = [
         pairs_section(record),
         control_section(record),
@@ -300,7 +301,9 @@ def _tiles(record: AuditRecord) -> list[Tile]:
             curve = comparison.membership["combined"].roc
             tiles.append(Tile("members identified", f"{curve.at(0):.0%}", "of the records, without a false alarm"))
     if blind.found.has_confidence:
-        tiles.append(Tile("confident candidates", f"{blind.sure} of {len(blind.found)}", "at 90 %, judged blind"))
+        tiles.append(
+            Tile("confident candidates", f"{blind.sure} of {len(blind.found)}", "at 90 % confidence, judged blind")
+        )
     else:
         tiles.append(Tile("candidates", str(len(blind.found)), "this attack gives no confidence"))
     tiles.append(Tile("attack", f"{record.attack.seconds:.0f} s", f"{record.attack.steps:,} steps"))

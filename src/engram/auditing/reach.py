@@ -1,4 +1,4 @@
-"""In reach of the attack or not, in one sentence that says what decides it; and an inspection as plain numbers."""
+"""Whether a model is in reach of the attack, in one sentence with the reason; an inspection as plain numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engram.models.view import AttackerView
 
 Decider = Literal["hidden layer", "row space", "noise", "equations", "stationarity", "ceiling"]
 MOST = 0.5
-"""A first layer whose signal is mostly unexplained by its samples gives the attack nothing to hold."""
+"""A first layer whose signal is mostly unexplained by its samples gives the attack nothing to work with."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Verdict:
 
 
 def judge(description: Description, examination: Examination | None = None) -> Verdict:
-    """The first obstacle on the attack's way, or what speaks for its success."""
+    """The first obstacle in the attack's way, or what speaks for its success."""
     return (
         _obstacle_in_weights(description)
         or (None if examination is None else _obstacle_in_samples(description, examination))
@@ -43,8 +43,8 @@ def explained_share(examination: Examination) -> float:
 def noise_share(description: Description) -> float:
     """Of the read layer's energy; 0 where it is unknown.
 
-    Noise is no obstacle to what stands above it: from a standard start 98 % are noise, and ten images come back
-    all the same.
+    Noise does not hide what stands above it: from a standard initialisation 98 % is noise, and ten images still
+    come back.
     """
     noise = description.read_layer.noise
     return 0.0 if noise is None else noise.share
@@ -80,16 +80,16 @@ def _obstacle_in_samples(description: Description, examination: Examination) -> 
     explained, ceiling = explained_share(examination), examination.ceiling
     noise = 0.0 if description.reads_features else noise_share(description)
     if explained < MOST * (1 - noise):
-        beside = f", of which {noise:.0%} are noise" if noise > MOST else ""
-        reason = f"the samples' gradients explain only {explained:.0%} of {_read(description)}'s energy{beside}"
+        noisy = f", of which {noise:.0%} is noise" if noise > MOST else ""
+        reason = f"the samples' gradients explain only {explained:.0%} of {_read(description)}'s energy{noisy}"
         return _no("stationarity", reason)
-    # The mean counts some samples without any weights: only more than that is in them.
+    # The mean alone reaches some samples without any weights: only more than that comes from the weights.
     by_mean = ceiling.recognisable_by_mean
     if ceiling.recognisable is not None and by_mean is not None and ceiling.recognisable <= by_mean:
         return _no(
             "ceiling",
             f"{ceiling.recognisable} of {len(examination.margins)} samples have a ceiling above SSIM {RECOGNISED},"
-            f" no more than by the mean image alone ({by_mean})",
+            f" no more than the mean image alone reaches ({by_mean})",
         )
     return None
 
@@ -101,7 +101,7 @@ def _way_open(description: Description, examination: Examination | None) -> Verd
     mostly_noise = f"; {noise:.0%} of its energy is noise, so expect few images, or blurred ones"
     mostly_noise = mostly_noise if noise > MOST else ""
     if description.equations is None:
-        above = "above noise" if known else "(it is too small to tell its noise)"
+        above = "above noise" if known else "(it is too small to estimate its noise)"
         way = f"{_read(description)} has {directions} of features {above}"
         if examination is None:
             return _yes("row space", way)
@@ -109,7 +109,7 @@ def _way_open(description: Description, examination: Examination | None) -> Verd
         return _yes("stationarity", f"{way}, and the samples' gradients explain {share:.0%} of its energy")
     if examination is None:
         most = description.equations.row_space_most_samples
-        above = "above the noise of its initialisation" if known else "(it is too small to tell its noise)"
+        above = "above the noise of its initialisation" if known else "(it is too small to estimate its noise)"
         return _yes(
             "row space",
             f"the first layer has {directions} {above}, and equations for up to {most:,} samples{mostly_noise}",
@@ -120,7 +120,7 @@ def _way_open(description: Description, examination: Examination | None) -> Verd
     return _yes(
         "ceiling",
         f"{count} of {len(examination.margins)} samples have a ceiling above SSIM {RECOGNISED} in the row space "
-        f"of {directions} (by the mean image alone {examination.ceiling.recognisable_by_mean}), and {explained}"
+        f"of {directions} (the mean image alone: {examination.ceiling.recognisable_by_mean}), and {explained}"
         f"{mostly_noise}",
     )
 
@@ -142,7 +142,7 @@ def inspection_record(
     verdict: Verdict,
     examination: Examination | None = None,
 ) -> dict[str, Any]:
-    """One JSON object, as docs/inspect.md says; what is not known is null, and `samples` is null without data."""
+    """One JSON object as in docs/inspect.md; what is unknown is null, and `samples` is null without data."""
     return {
         "schema_version": SCHEMA_VERSION,
         "input_shape": list(view.input_shape),

@@ -1,22 +1,94 @@
-"""AuditRecord: everything an audit found, as a value; `to_json` is documented in docs/report-schema.md."""
+"""What an audit records: the counts over time, in a file that survives a kill, and the whole result."""
 
 from __future__ import annotations
 
 import csv
 import io
-from dataclasses import asdict, dataclass, fields
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from engram.attacks.reconstruction import Attack, Reconstruction
 from engram.auditing.baselines import Baseline
-from engram.auditing.comparison import BlindView, Comparison, Risk
+from engram.auditing.comparison import SURE, BlindView, Comparison, Risk
 from engram.auditing.inspect import Description
 from engram.auditing.reach import Verdict, inspection_record
-from engram.auditing.timeline import Moment
 from engram.auditing.verdict import AuditVerdict
 from engram.core import files
+from engram.core.loop import State, StepClock, Values
+from engram.data.sets import Split
 from engram.models.networks import ConvNetwork, Network
 from engram.models.view import AttackerView
+from engram.pipeline import compare
+from engram.scoring.protocols import ScoringProtocol
+from engram.scoring.report import Count, ScoreReport
+
+FIRST_MOMENT, GROWTH = 2.0, 1.5
+"""Moments are at 2, 3, 4.5, ... seconds of the attack: a dozen in two minutes, twenty in an hour."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """After `step` steps and `seconds` of the attack itself: confident candidates, and with data the counts."""
+
+    step: int
+    seconds: float
+    candidates: int
+    sure: int
+    counts: dict[str, Count] | None = None
+
+
+@dataclass(eq=False)
+class Timeline:
+    """An observer that judges an attack at a few moments; its own time does not count as the attack's.
+
+    With a path, the moments are also in a JSON-lines file, which a resumed run continues.
+    """
+
+    attack: Attack
+    data: Split | None
+    protocol: ScoringProtocol | None = None
+    path: Path | None = None
+    moments: list[Moment] = field(default_factory=list)
+    clock: StepClock = field(default_factory=StepClock)
+
+    def resume(self) -> None:
+        """Read what an earlier part of the run wrote; a line cut short by a kill is dropped."""
+        lines = self.path.read_text().splitlines() if self.path is not None and self.path.exists() else []
+        for line in lines:
+            try:
+                self.moments.append(TypeAdapter(Moment).validate_json(line))
+            except ValidationError:
+                break
+
+    def __call__(self, step: int, metrics: Values, state: State) -> None:
+        before, seconds = self.clock.tick(state)
+        if _moments_by(seconds) > _moments_by(before):
+            found = self.attack.reconstruction(state)
+            report = None if self.data is None else compare(found, self.data, protocol=self.protocol)
+            self.add(step, seconds, found, report)
+        self.clock.tock()
+
+    def add(self, step: int, seconds: float, found: Reconstruction, report: ScoreReport | None) -> None:
+        """Add a moment; a step that a resumed run repeats is kept once."""
+        counts = None if report is None else dict(report.counts)
+        self.moments = [moment for moment in self.moments if moment.step < step]
+        self.moments.append(Moment(step, seconds, len(found), found.count_above(SURE), counts))
+        if self.path is not None:
+            text = "".join(json.dumps(asdict(moment)) + "\n" for moment in self.moments)
+            files.write_bytes(self.path, text.encode())
+
+
+def _moments_by(seconds: float) -> int:
+    """How many moments there are up to this time."""
+    if seconds < FIRST_MOMENT:
+        return 0
+    return 1 + int(math.log(seconds / FIRST_MOMENT) / math.log(GROWTH))
+
 
 SCHEMA_VERSION = 2
 
@@ -34,7 +106,7 @@ class AttackSummary:
 
 @dataclass(frozen=True, eq=False)
 class AuditRecord:
-    """The outcome of `engram.audit`; `comparison` is None in the blind mode."""
+    """The result of `engram.audit`; `comparison` is None in blind mode."""
 
     model: str
     view: AttackerView[Network]
@@ -49,7 +121,7 @@ class AuditRecord:
     versions: dict[str, str]
     seconds: float
     command: str | None = None
-    """What was typed, where a person typed it."""
+    """The command line, if the audit was started from one."""
 
     @property
     def architecture(self) -> str | None:
@@ -61,7 +133,7 @@ class AuditRecord:
         return "blind" if self.comparison is None else "with data"
 
     def to_json(self) -> dict[str, Any]:
-        """One JSON object; what is not known is null."""
+        """One JSON object; what is unknown is null."""
         examination = None if self.comparison is None else self.comparison.examination
         found = self.blind.found
         scores = None if found.scores is None else [_finite(value) for value in found.scores.tolist()]
@@ -99,7 +171,7 @@ class AuditRecord:
         }
 
     def risk_csv(self) -> str:
-        """One line for each record, the worst first; only the header in the blind mode."""
+        """One line per record, highest risk first; only the header in blind mode."""
         stream = io.StringIO()
         writer = csv.DictWriter(stream, [field.name for field in fields(Risk)], lineterminator="\n")
         writer.writeheader()
@@ -108,19 +180,19 @@ class AuditRecord:
 
     @property
     def risks(self) -> tuple[Risk, ...]:
-        """The worst first: recovered, then by NCC, then by membership."""
+        """Highest risk first: recovered, then by NCC, then by membership."""
         risks = () if self.comparison is None else self.comparison.risks
         return tuple(sorted(risks, key=_risk_order))
 
     def to_html(self) -> str:
-        """The report: one page without outside parts."""
+        """The report as one self-contained page."""
         from engram.auditing.page import page_of
         from engram.render.html import render
 
         return render(page_of(self))
 
     def save(self, directory: Path) -> None:
-        """report.html, report.json, risk.csv and reconstruction.safetensors, its scores the blind confidence."""
+        """Write report.html, report.json, risk.csv and reconstruction.safetensors, its scores the confidence."""
         self.blind.found.save(directory / "reconstruction.safetensors")
         files.write_bytes(directory / "risk.csv", self.risk_csv().encode())
         files.write_json(directory / "report.json", self.to_json())

@@ -1,4 +1,4 @@
-"""audit: the whole examination of one model, in order."""
+"""audit: the whole examination of one model, step by step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from engram.auditing.baselines import Scale, inversion_settings, run_baselines
 from engram.auditing.comparison import Samples, audit_data, blind_view, compare_with
 from engram.auditing.inspect import describe
 from engram.auditing.reach import judge
-from engram.auditing.record import AttackSummary, AuditRecord
-from engram.auditing.timeline import Timeline
+from engram.auditing.record import AttackSummary, AuditRecord, Timeline
 from engram.auditing.verdict import decide
 from engram.core.errors import ConfigError
 from engram.core.progress import Progress, by_steps, silent
 from engram.core.runs import versions
 from engram.data.sets import Split
-from engram.members.boundaries import dense_part
+from engram.members.kkt import dense_part
 from engram.models.open.door import Model, model_name, open_view
 from engram.pipeline import attack, default_protocol
 
@@ -51,18 +50,18 @@ def audit(
 
     model, input_shape, task, arch   as `engram.open_view` takes them
     train        (images [n, *shape] with pixels in [0, 1], labels [n]) that the model was trained on
-    held_out     the same of records that it never saw: the control, without which no count means anything
+    held_out     the same for records that it never saw: the control, without which no count means anything
     mean         [*shape], the mean subtracted from inputs before the network sees them; None is the mean of
-                 `train`; zeros if the network takes pixels as they are
+                 `train`; use zeros if the network takes pixels as they are
     seconds      time for the attack; baselines and scoring come on top
-    directory    where the run leaves its files, so that it can `resume` after a kill
+    directory    where the run writes its files, so that it can `resume` after a kill
     """
     view = open_view(model, input_shape=input_shape, task=task, arch=arch)
     data = None
     if train is not None:
         data = audit_data(view, train, held_out, mean)
     elif held_out is not None or mean is not None:
-        raise ConfigError("held_out and mean say nothing without train; give the training records too")
+        raise ConfigError("held_out and mean have no effect without train; give the training records too")
     inversion = inversion_settings(baselines)
     chosen = make_attack(view, settings=settings, budget=seconds, resume_from=directory if resume else None)
     return run_audit(
@@ -90,7 +89,7 @@ def run_audit(
     progress: Progress = silent,
     command: str | None = None,
 ) -> AuditRecord:
-    """The audit by an attack that was chosen; with a directory, the report and its files are written there."""
+    """Audit with the chosen attack; with a directory, write the report and its files there."""
     started = time.monotonic()
     view = chosen.view.to("cpu")
     part = dense_part(view)

@@ -16,10 +16,9 @@ from engram.data.sets import ImageSet
 from engram.render.figures import kernel_pictures
 from engram.render.html import Gallery, Picture, data_uri
 from engram.render.svg import Axis, Series, chart
-from engram.scoring.confidence import Reliability
+from engram.scoring.curves import Reliability, Roc
 from engram.scoring.metrics import stretched
 from engram.scoring.report import ScoreReport
-from engram.scoring.roc import Roc
 
 if TYPE_CHECKING:
     from engram.auditing.comparison import Comparison
@@ -60,7 +59,7 @@ def pair_anchor(score: ScoreReport, index: int) -> str | None:
 
 
 def candidate_gallery(found: Reconstruction, input_shape: Sequence[int]) -> Gallery | None:
-    """The most confident candidates, or those of the largest duals where there is no confidence."""
+    """The most confident candidates, or those with the largest duals where there is no confidence."""
     if len(input_shape) != 3:
         return None
     order = torch.arange(len(found)) if found.has_confidence else found.duals.abs().argsort(descending=True)
@@ -68,14 +67,14 @@ def candidate_gallery(found: Reconstruction, input_shape: Sequence[int]) -> Gall
     images = stretched(found.images[chosen])
     pictures = []
     for image, index in zip(images, chosen.tolist(), strict=True):
-        said = "" if found.scores is None else f"{float(found.scores[index]):.2f}"
-        caption = said if found.has_confidence else f"dual {float(found.duals[index]):.2g}"
+        score = "" if found.scores is None else f"{float(found.scores[index]):.2f}"
+        caption = score if found.has_confidence else f"dual {float(found.duals[index]):.2g}"
         pictures.append(Picture(data_uri(image), f"Candidate {index}", caption))
     return Gallery(pictures, len(found), has_originals=False)
 
 
 def baseline_gallery(baseline: Baseline, input_shape: Sequence[int]) -> Gallery | None:
-    """Evenly spaced, so that both ends of the order are seen, as the paper shows every 80th."""
+    """Evenly spaced, so that both ends of the order are seen; the paper shows every 80th."""
     if len(input_shape) != 3:
         return None
     chosen = torch.linspace(0, len(baseline.images) - 1, min(MOST_BASELINE, len(baseline.images))).round().long()
@@ -101,15 +100,17 @@ LOWEST_RATE = 1e-3
 
 
 def roc_chart(title: str, curves: Mapping[str, Roc]) -> Markup:
-    """True- against false-positive rate on logarithmic axes, where the small rates can be seen."""
+    """True- against false-positive rate on logarithmic axes, which show the small rates."""
     series = [
         Series(name, _floored(curve.false_positive.tolist()), _floored(curve.true_positive.tolist()), colour=index)
         for index, (name, curve) in enumerate(curves.items())
     ]
-    said = ", ".join(f"{name} {curve.auc:.3f}" for name, curve in curves.items())
+    areas = ", ".join(f"{name} {curve.auc:.3f}" for name, curve in curves.items())
     chance = Series("", [LOWEST_RATE, 1], [LOWEST_RATE, 1], kind="dashed", colour=4)
     x, y = (Axis(f"{what}-positive rate", LOWEST_RATE, 1, log=True) for what in ("false", "true"))
-    return chart(title, x, y, [chance, *series], summary=f"Area under the curve: {said}; dashed is chance.")
+    return chart(
+        title, x, y, [chance, *series], summary=f"Area under the curve: {areas}; the dashed line is chance."
+    )
 
 
 def output_chart(comparison: Comparison) -> Markup:
@@ -120,7 +121,7 @@ def output_chart(comparison: Comparison) -> Markup:
     values = getattr(table, metric).nan_to_num(nan=0.0).tolist()
     outputs = table.model_output
     flat = (outputs if outputs.ndim == 1 else outputs.amax(1)).tolist()
-    x = _axis("output of the model on the record", flat)
+    x = _axis("model output on the record", flat)
     name = {"ssim": "SSIM", "ncc": "NCC"}.get(metric, "relative L2")
     axis = Axis(name, min(0.0, *values), max(1.0, *values))
     series = [Series("", flat, values, kind="dots")]
@@ -146,10 +147,10 @@ def spectrum_chart(spectrum: Spectrum, layer: str) -> Markup:
     series = [Series("singular values", range(1, len(values) + 1), values, kind="dots")]
     if spectrum.threshold is not None:
         series.append(
-            Series("above the noise", [x.low, x.high], 2 * [spectrum.threshold], kind="dashed", colour=1)
+            Series("noise threshold", [x.low, x.high], 2 * [spectrum.threshold], kind="dashed", colour=1)
         )
     summary = f"{spectrum.rank} directions of {layer} stand above its noise"
-    summary += f", {spectrum.hidden} of them among low frequencies alone." if spectrum.hidden else "."
+    summary += f", {spectrum.hidden} of them only at low frequencies." if spectrum.hidden else "."
     return chart(f"Spectrum of {layer}", x, y, series, summary=summary)
 
 
@@ -172,7 +173,7 @@ def confidence_chart(reliability: Reliability) -> Markup:
 
 
 def timeline_chart(record: AuditRecord) -> Markup:
-    """Counts over the seconds of the attack; confident candidates in the blind mode."""
+    """Counts over the seconds of the attack; confident candidates in blind mode."""
     moments = record.timeline
     seconds = [max(moment.seconds, 0.01) for moment in moments]
     lines: dict[str, Sequence[float]] = {"confident candidates": [moment.sure for moment in moments]}
@@ -195,5 +196,5 @@ def _axis(label: str, values: Sequence[float]) -> Axis:
 
 
 def _floored(rates: Sequence[float]) -> list[float]:
-    """Zero has no place on a logarithmic axis."""
+    """Zero can't be drawn on a logarithmic axis."""
     return [max(rate, LOWEST_RATE) for rate in rates]

@@ -1,4 +1,4 @@
-"""Watch a run while it goes on: what its directory says, in the terminal or on this machine's browser alone."""
+"""Watch a run from its directory while it is running, in the terminal or in a browser on this machine."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from engram.render.svg import Axis, Series, chart
 from engram.scoring.metrics import stretched
 
 MOST_POINTS = 400
-"""Points of the loss curve that are kept; a long run is thinned out."""
+"""Points of the loss curve that are kept; longer curves are thinned out."""
 
 
 @dataclass(frozen=True, eq=False)
 class Status:
-    """How far a run is; `images` [k, C, H, W] in [0, 1] are its best candidates, with `captions`."""
+    """How far a run has got; `images` [k, C, H, W] in [0, 1] are its best candidates, with `captions`."""
 
     run: Path
     state: str
@@ -49,14 +49,14 @@ class Status:
 
     @property
     def summary(self) -> str:
-        """One line for a person."""
+        """One line for the user."""
         of = "" if self.total is None else f" of {self.total:,}"
-        return f"{self.run}: {self.state}, step {self.step:,}{of}, last sign of life {self.idle_seconds:.0f} s ago"
+        return f"{self.run}: {self.state}, step {self.step:,}{of}, last update {self.idle_seconds:.0f} s ago"
 
 
 @dataclass(eq=False)
 class Watcher:
-    """Looks at one run again and again; the model is opened once, a snapshot again when it is newer."""
+    """Reads one run repeatedly; the model is opened once, the snapshot again when it has changed."""
 
     run: Path
     count: int = 8
@@ -64,10 +64,10 @@ class Watcher:
     _pictures: tuple[float, Tensor | None, tuple[str, ...]] = field(default=(0.0, None, ()), init=False)
 
     def look(self) -> Status:
-        """What the directory says now; an error if there is no run."""
+        """What the directory shows now; an error if there is no run."""
         paths = RunDirectory(self.run)
         if not paths.metrics.exists() and not paths.record.exists():
-            raise CheckpointError(f"{self.run} holds no run; give the directory of a run with -o")
+            raise CheckpointError(f"{self.run} contains no run; give the directory that was the run's -o")
         rows = _rows(paths.metrics)
         newest = max(path.stat().st_mtime for path in (paths.metrics, paths.record) if path.exists())
         note = None
@@ -91,7 +91,7 @@ class Watcher:
         )
 
     def _state(self) -> str:
-        if not RunDirectory(self.run).record.exists():  # a training run has a card at its end
+        if not RunDirectory(self.run).record.exists():  # a training run writes its card at the end
             return "finished" if (self.run / "card.json").exists() else "running"
         outcome = read_record(self.run).get("outcome")
         return str(outcome.get("state", "unknown")) if isinstance(outcome, dict) else "unknown"
@@ -103,7 +103,7 @@ class Watcher:
         self._attack = make_attack(open_recorded(read_record(self.run)), resume_from=self.run)
 
     def _candidates(self) -> tuple[Tensor | None, tuple[str, ...]]:
-        """The best of the result if there is one, else of the last snapshot."""
+        """The best candidates of the result if there is one, else of the last snapshot."""
         paths = RunDirectory(self.run)
         source = next((path for path in (paths.reconstruction, paths.snapshot) if path.exists()), None)
         if self._attack is None or source is None or len(self._attack.view.input_shape) != 3:
@@ -133,7 +133,7 @@ def _best(found: Reconstruction, count: int) -> tuple[Tensor, tuple[str, ...]]:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a metrics file; one that is being written is left for the next look."""
+    """The complete lines of a metrics file; one that is still being written is left for the next time."""
     rows = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
@@ -154,7 +154,7 @@ HOST = "127.0.0.1"
 
 
 def live_page(status: Status, every: float) -> str:
-    """One page that asks for itself again while the run goes on."""
+    """One page that reloads itself while the run is running."""
     charts = []
     if len(status.losses) > 1:
         steps, losses = zip(*status.losses, strict=True)
@@ -162,7 +162,7 @@ def live_page(status: Status, every: float) -> str:
         low = min(losses)
         y = Axis("loss", low, max(max(losses), low + 1e-12), log=positive)
         x = Axis("step", steps[0], max(steps[-1], status.total or 0))
-        charts = [chart("Loss", x, y, [Series("", steps, losses)], summary=f"{losses[-1]:.4g} at the end")]
+        charts = [chart("Loss", x, y, [Series("", steps, losses)], summary=f"latest value {losses[-1]:.4g}")]
     pictures = [
         Picture(data_uri(image), f"Candidate {index}", caption)
         for index, (image, caption) in enumerate(zip(_images(status), status.captions, strict=True))
@@ -179,8 +179,8 @@ def live_page(status: Status, every: float) -> str:
 
 
 def serve(watcher: Watcher, *, port: int, every: float, started: Callable[[str], None]) -> None:
-    """Serve until interrupted, on the loopback address alone; `started` is told the address."""
-    lock = Lock()  # one look at a time: the watcher remembers the last one
+    """Serve until interrupted, on the loopback address only; `started` is called with the address."""
+    lock = Lock()  # one look at a time: the watcher keeps the last one
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -188,7 +188,7 @@ def serve(watcher: Watcher, *, port: int, every: float, started: Callable[[str],
             if self.headers.get("Host") not in [f"{name}:{server.server_port}" for name in (HOST, "localhost")]:
                 self._answer(403, "text/plain", b"open the address that engram watch printed")
             elif self.path != "/":
-                self._answer(404, "text/plain", b"there is one page: /")
+                self._answer(404, "text/plain", b"the only page is /")
             else:
                 try:
                     with lock:

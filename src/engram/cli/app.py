@@ -51,9 +51,9 @@ app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)
 
 
 def _spin_briefly() -> None:
-    """Threads that wait for each other spin for as long as another program holds a core: a step of the engine
-    took 1,100 ms instead of 50. So they spin briefly and then sleep. OpenMP reads this once, when torch is first
-    loaded; whoever has set a policy keeps it."""
+    """Threads that wait for each other spin while another program occupies a core: a step of the engine took
+    1,100 ms instead of 50. So let them spin briefly and then sleep. OpenMP reads this once, when torch is first
+    loaded; a policy that the user has set is kept."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
@@ -69,6 +69,6 @@ def main() -> None:
         typer.secho(f"error: {error}", fg="red", err=True)
         sys.exit(1)
     except BrokenPipeError:
-        # The reader of our output went away (`engram ... | head`): not an error of ours.
+        # The reader of our output is gone (`engram ... | head`), which is not our error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

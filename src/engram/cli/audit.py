@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli import options as opt
-from engram.cli.bars import progress_bar
-from engram.cli.resume import remember, remembered
+from engram.cli.options import progress_bar, remember, remembered
 from engram.cli.score import show_report, write_pairs
 
 if TYPE_CHECKING:
@@ -51,13 +50,15 @@ def audit(
         str | None,
         typer.Option(
             "--held-out",
-            help="Control: images that training never saw, like --data; none for no control. By default the "
-            "images of --data that come after the training images.",
+            help="Control: images that training never saw, given like --data; none for no control. Default: the "
+            "images of --data after the training images.",
         ),
     ] = None,
     held_out_n: Annotated[
         int | None,
-        typer.Option("--held-out-n", min=1, help="How many; by default as many as training images."),
+        typer.Option(
+            "--held-out-n", min=1, help="Number of held-out images; default: as many as training images."
+        ),
     ] = None,
     mean: Annotated[
         str,
@@ -66,13 +67,13 @@ def audit(
     budget: opt.Time = None,
     baselines: Annotated[
         str,
-        typer.Option("--baselines", help="Model inversion and weights beside the attack: none, quick or full."),
+        typer.Option("--baselines", help="Model inversion and raw weights for comparison: none, quick or full."),
     ] = "quick",
     images: Annotated[
-        int | None, typer.Option("--images", min=2, help="Starts of the model inversion; the paper's are 40000.")
+        int | None, typer.Option("--images", min=2, help="Starts of the model inversion; the paper uses 40000.")
     ] = None,
     fail_on_leak: Annotated[
-        bool, typer.Option("--fail-on-leak", help="Exit with 3 if a leak is found or suspected, for use in CI.")
+        bool, typer.Option("--fail-on-leak", help="Exit with 3 if a leak is found or suspected, for CI.")
     ] = False,
     device: opt.Device = "cpu",
     resume: opt.Resume = False,
@@ -80,10 +81,10 @@ def audit(
 ) -> None:
     """Inspect, attack, score and judge a model, and write one report.
 
-    Without data: what an attacker would hold. With --data (or --with-data): which of your records leak,
-    beside a control of held-out images. Writes report.html, report.json (docs/report-schema.md), risk.csv and the
-    run's own files. Exit code 0 whatever was found; 3 for a leak found or suspected with --fail-on-leak; 1 for an
-    error.
+    Without data: what an attacker would get. With --data (or --with-data): which of your records leak, compared
+    with a control of held-out images. Writes report.html, report.json (docs/report-schema.md), risk.csv and the
+    run's own files. The exit code is 0 whatever is found, 3 for a leak found or suspected with --fail-on-leak,
+    and 1 for an error.
     """
     from engram.attacks.registry import make_attack
     from engram.auditing.baselines import inversion_settings
@@ -116,7 +117,7 @@ def audit(
 
 
 def show(record: AuditRecord, out: Path) -> None:
-    """The verdict and where to read on."""
+    """The verdict and where to read more."""
     colour = {"leak found": "red", "leak suspected": "yellow", "no leak found": "green"}[record.verdict.outcome]
     typer.secho(record.verdict.sentence, fg=colour, bold=True)
     for warning in () if record.comparison is None else record.comparison.warnings:
@@ -128,7 +129,7 @@ NO_CONTROL = "none"
 
 
 def chosen_data(model: Path, view: AttackerView[Network], given: Mapping[str, Any]) -> Split | None:
-    """Training records and their control, or None for the blind mode; options that do nothing are refused."""
+    """Training records and their control, or None for blind mode; options without effect are refused."""
     import torch
 
     from engram.auditing.comparison import audit_data
@@ -144,7 +145,7 @@ def chosen_data(model: Path, view: AttackerView[Network], given: Mapping[str, An
             "--mean": has_zero_mean or None,
         }
         if stray := [name for name, value in control.items() if value is not None]:
-            raise ConfigError(f"{', '.join(stray)} goes with --data; give --data NAME -n NUMBER too")
+            raise ConfigError(f"{', '.join(stray)} can only be used with --data; give --data NAME -n NUMBER too")
         return None
     train, unseen = _loaded(choice, given["held_out"], given["held_out_n"], given["data_root"])
     return audit_data(view, train, unseen, torch.zeros(view.input_shape) if has_zero_mean else None)
@@ -163,7 +164,7 @@ def _loaded(
         if not len(split.held_out):
             raise ConfigError(
                 f"no image of {choice.name} is left for the control after {choice.n} training images; give others "
-                "with --held-out NAME, or go without a control with --held-out none"
+                "with --held-out NAME, or use no control with --held-out none"
             )
         return split.train, split.held_out
     train = choice.load(root, held_out=0).train
@@ -172,7 +173,7 @@ def _loaded(
     others = replace(choice, name=held_out, n=len(train.classes))
     available = largest(others.everything(root))
     if not available:
-        raise ConfigError(f"--held-out {held_out} has no image of every class; choose other data")
+        raise ConfigError(f"--held-out {held_out} does not have an image of every class; choose other data")
     wanted = min(choice.n, available) if held_out_n is None else held_out_n
     return train, replace(others, n=wanted).load(root, held_out=0).train
 
@@ -212,7 +213,7 @@ def demo(
             observers=[training_progress(progress, GATE.recipe)],
             data=data,
         )
-    typer.echo("2. An attacker gets its weights, and nothing else, and attacks.")
+    typer.echo("2. An attacker gets only its weights, and attacks.")
     view = open_view(target_directory)
     with progress_bar() as progress:
         record = run_audit(
@@ -225,16 +226,16 @@ def demo(
             command="engram demo",
         )
     typer.echo(f"   {record.attack.message}, {record.attack.seconds:.0f} s")
-    typer.echo("3. We compare with the faces, and with faces that the classifier never saw.")
+    typer.echo("3. The result is compared with these faces, and with faces that the classifier never saw.")
     assert record.comparison is not None
     report = record.comparison.score
     show_report(report)
     count = record.comparison.count
     typer.echo(
-        f"{count.train} of the {len(report.train)} faces were read out of the weights; "
-        f"of {GATE.data.n} faces that it never saw, {count.held_out}."
+        f"{count.train} of the {len(report.train)} faces were read out of the weights, "
+        f"against {count.held_out} of {GATE.data.n} faces that it never saw."
     )
     picture = out / "faces.png"
     write_pairs(picture, report, data, best=50)
     show(record, audit_directory)
-    typer.echo(f"Open {picture}: each face read out of the weights above the real one.")
+    typer.echo(f"Open {picture}: each face read out of the weights is shown above the real one.")

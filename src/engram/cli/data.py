@@ -1,4 +1,4 @@
-"""`engram data`: what data there is, fetching it, looking at it."""
+"""`engram data`: list, fetch and show data sets."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from engram.cli import options as opt
-from engram.cli.bars import progress_bar
+from engram.cli.options import progress_bar
 
-app = typer.Typer(help="List, fetch and look at data sets.", no_args_is_help=True)
+app = typer.Typer(help="List, fetch and show data sets.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from `engram data list`.")]
 NameOrPath = Annotated[
@@ -24,7 +24,7 @@ def list_sets(
     data_root: opt.DataRoot = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Show every data set that engram knows, and whether it is here."""
+    """List every data set that engram knows and whether it is available."""
     rows = _rows(data_root)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
@@ -32,19 +32,19 @@ def list_sets(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "what it holds", "labels")
-    table.add_column("where", overflow="fold")  # a path cut short would be of no use
+    table = Table("name", "contents", "labels")
+    table.add_column("where", overflow="fold")  # a truncated path is useless
     for row in rows:
-        absent = f"not here: engram data get {row['name']}"
+        absent = f"missing: engram data get {row['name']}"
         table.add_row(row["name"], row["description"], row["labels"], row["where"] or absent)
     console = Console()
     console.print(table)
-    console.print("Your own: npz:PATH (arrays images, labels) or folder:PATH (one subfolder a class).")
+    console.print("Your own: npz:PATH (arrays images, labels) or folder:PATH (one subfolder per class).")
 
 
 @app.command("get", epilog="Example: engram data get mnist")
 def get(name: Name, data_root: opt.DataRoot = None) -> None:
-    """Download a published data set and check it; a cut-off download is resumed where it stopped."""
+    """Download a published data set and check it; an interrupted download is resumed where it stopped."""
     from engram.data.catalog import CATALOG
     from engram.data.catalog import data_root as resolve
     from engram.data.download import fetch

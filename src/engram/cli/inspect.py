@@ -1,4 +1,4 @@
-"""`engram inspect`: is a model in reach, before any attack."""
+"""`engram inspect`: is a model in reach of the attack, before any is run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from engram.cli import options as opt
-from engram.cli.bars import progress_bar
+from engram.cli.options import progress_bar
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,15 +53,15 @@ def inspect(
 ) -> None:
     """Show a model's layers, what training wrote into them, and whether the attack can work with it.
 
-    Without data: what an attacker sees; -n alone counts the equations for so many samples. With --data or
-    --with-data: also margins, KKT gap and the best that can come back of every training sample. The keys of the
-    JSON are in docs/inspect.md.
+    Without data: what an attacker sees; -n alone counts the equations for that many samples. With --data or
+    --with-data: also margins, KKT gap and the best possible reconstruction of every training sample. The keys of
+    the JSON are in docs/inspect.md.
     """
     from engram.auditing.examine import examine
     from engram.auditing.inspect import describe
     from engram.auditing.reach import inspection_record, judge
     from engram.core.errors import ConfigError, require
-    from engram.members.boundaries import dense_part
+    from engram.members.kkt import dense_part
     from engram.models.open.door import open_view
 
     require(plot is None or plot.suffix == ".png", "--plot", "must end in .png", str(plot))
@@ -162,7 +162,7 @@ def _layers(layers: Sequence[LayerDescription], examination: Examination | None)
     from rich import box
     from rich.table import Table
 
-    # Narrow enough for a terminal of 80 columns: headers break, values never do.
+    # Narrow enough for a terminal of 80 columns: headers wrap, values never do.
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False)
     gaps = {} if examination is None else {gap.name: gap for gap in examination.kkt.layers}
     last = ["KKT\ngap", "own\nduals"] if gaps else []
@@ -179,7 +179,7 @@ def _layers(layers: Sequence[LayerDescription], examination: Examination | None)
             "unknown" if noise is None else f"{noise.std:.3g}",
             "unknown" if noise is None else f"{noise.share:.1%}",
         ]
-        if gaps:  # not known of convolutions
+        if gaps:  # unknown for convolutions
             gap = gaps.get(layer.name)
             cells += ["-", "-"] if gap is None else [f"{gap.gap:.3f}", f"{gap.own_gap:.3f}"]
         table.add_row(*cells)
@@ -217,10 +217,10 @@ def _weights_facts(description: Description) -> dict[str, str]:
 
 
 def _directions(spectrum: Spectrum) -> str:
-    edge = "in all (the layer is too small to tell its noise)"
+    edge = "in all (the layer is too small to estimate its noise)"
     if spectrum.edge is not None:
         edge = f"above {spectrum.threshold:.3g} (noise ends at {spectrum.edge:.3g})"
-    hidden = f", and {spectrum.hidden} that stand out among low frequencies" if spectrum.hidden else ""
+    hidden = f", and {spectrum.hidden} that stand out at low frequencies" if spectrum.hidden else ""
     return f"{spectrum.rank - spectrum.hidden} directions {edge}{hidden}"
 
 
@@ -232,12 +232,12 @@ def _sample_facts(found: Examination, energy: str) -> dict[str, str]:
         "margins": f"{float(margins.min()):.3g} to {float(margins.max()):.3g}, median "
         f"{float(margins.quantile(0.5)):.3g}; {found.on_margin} within 15 % of the smallest positive one",
         "support vectors": f"{int(duals.support.sum())} of {n}"
-        + ("" if duals.margin is None else f"; their duals say a margin of {duals.margin:.3g}"),
+        + ("" if duals.margin is None else f"; their duals give a margin of {duals.margin:.3g}"),
         "ceiling": f"{float(ceiling.share.quantile(0.5)):.1%} of the median sample's {energy} is in the row space",
     }
     if ceiling.ssim is not None:
         facts["ceiling"] = (
-            f"SSIM above 0.4 for {ceiling.recognisable} of {n} (by the mean image alone "
+            f"SSIM above 0.4 for {ceiling.recognisable} of {n} (the mean image alone: "
             f"{ceiling.recognisable_by_mean}); median {float(ceiling.ssim.quantile(0.5)):.3f}"
         )
     unseen, own = found.held_out_boundaries, found.boundaries.double()

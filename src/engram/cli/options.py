@@ -1,8 +1,9 @@
-"""Options that several commands share, and the reading of their values."""
+"""Options that several commands share: their values, how `--resume` remembers them, and the progress bar."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,21 +13,21 @@ import typer
 from engram.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from engram.core.progress import Progress
     from engram.data.choice import DataChoice
 
-
 Model = Annotated[
-    Path, typer.Argument(help="A directory of `engram train`, or a .pt, .pth, .pt2 or .safetensors file.")
+    Path, typer.Argument(help="A directory from `engram train`, or a .pt, .pth, .pt2 or .safetensors file.")
 ]
 DataRoot = Annotated[
     Path | None,
-    typer.Option("--data-root", help="Folder with the data sets; else ENGRAM_DATA, else ~/.cache/engram."),
+    typer.Option("--data-root", help="Folder with the data sets; default: ENGRAM_DATA, else ~/.cache/engram."),
 ]
 DataName = Annotated[
     str | None, typer.Option("--data", help="A name from `engram data list`, npz:PATH or folder:PATH.")
 ]
 Number = Annotated[
-    int | None, typer.Option("-n", min=1, help="Number of training images, equally many of each class.")
+    int | None, typer.Option("-n", min=1, help="Number of training images, split evenly over the classes.")
 ]
 Labels = Annotated[
     str | None, typer.Option("--labels", metavar="MAP", help="Label map; the data set's own by default.")
@@ -36,7 +37,7 @@ InputShape = Annotated[
     typer.Option(
         "--input-shape",
         metavar="CxHxW",
-        help="Shape of one input, e.g. 3x32x32, or 784 for vectors; read from the card.",
+        help="Shape of one input, e.g. 3x32x32, or 784 for vectors; default: from the card.",
     ),
 ]
 Arch = Annotated[
@@ -44,23 +45,23 @@ Arch = Annotated[
     typer.Option(
         "--arch",
         metavar="LAYERS",
-        help="The layers of a file with convolutions, e.g. 'conv3x32 relu flatten 1000 relu 1'; a .pt2 file of "
-        "torch.export.save and fully-connected networks need none.",
+        help="The layers of a file with convolutions, e.g. 'conv3x32 relu flatten 1000 relu 1'; not needed for "
+        ".pt2 files (torch.export.save) and fully-connected networks.",
     ),
 ]
 TaskName = Annotated[
     str | None,
     typer.Option(
         "--task",
-        help="What the outputs mean: binary, multiclass (multiclass:pairs attacks with a dual for each pair of "
+        help="What the outputs mean: binary, multiclass (multiclass:pairs attacks with one dual per pair of "
         "sample and class), regression:l2, regression:l2.5, regression:huber.",
     ),
 ]
 Classes = Annotated[
-    int | None, typer.Option("--classes", min=2, help="Only the first so many classes of the label map.")
+    int | None, typer.Option("--classes", min=2, help="Use only the first classes of the label map, this many.")
 ]
 DataSeed = Annotated[
-    int | None, typer.Option("--data-seed", help="Images chosen at random; else the first of each class.")
+    int | None, typer.Option("--data-seed", help="Choose images at random; default: the first of each class.")
 ]
 WithData = Annotated[
     bool, typer.Option("--with-data", help="Take the data from the card of a model that engram trained.")
@@ -72,7 +73,9 @@ Resume = Annotated[bool, typer.Option("--resume", help="Resume from the last sna
 
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A setting of the recipe, e.g. relu_slope=50; repeat."),
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="A setting of the recipe, e.g. relu_slope=50; may be repeated."
+    ),
 ]
 SnapshotEvery = Annotated[
     float, typer.Option("--snapshot-every", min=0, help="Seconds between snapshots, for --resume.")
@@ -142,7 +145,7 @@ def check_device(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedData:
-    """--data with what describes it, or --with-data for the model's card; options that do nothing are refused."""
+    """--data and its options, or --with-data for the model's card; options without effect are refused."""
 
     data: str | None
     n: int | None
@@ -163,7 +166,7 @@ class AskedData:
             listed = ", ".join([*(["--data"] if self.data is not None else []), *given])
             raise ConfigError(f"--with-data takes the data from the model's card; leave {listed} out")
         if self.data is None and given:
-            raise ConfigError(f"{', '.join(given)} goes with --data; give --data NAME -n NUMBER too")
+            raise ConfigError(f"{', '.join(given)} can only be used with --data; give --data NAME -n NUMBER too")
         if self.data is not None and self.n is None:
             raise ConfigError("--data needs -n, the number of training images, e.g. -n 500")
 
@@ -191,7 +194,118 @@ def card_data(model: Path | None, asked_by: str) -> DataChoice:
     card = None if model is None else card_of(model)
     if card is None:
         raise ConfigError(
-            f"{asked_by} needs a directory of `engram train`, whose card names the data; else say --data NAME "
-            "-n NUMBER [--labels MAP]"
+            f"{asked_by} needs a directory from `engram train`, whose card names the data; otherwise give "
+            "--data NAME -n NUMBER [--labels MAP]"
         )
     return card.data
+
+
+OPTIONS_FILE = "options.json"
+OF_THE_MOMENT = {
+    "model",
+    "out",
+    "resume",
+    "budget",
+    "device",
+    "snapshot_every",
+    "fail_on_leak",
+    "cache",
+    "show_list",
+}
+"""These don't define a run: they may differ each time it is resumed. Another model is noticed by its weights,
+whose digest is in the run's record."""
+IN_THE_RECORD = {
+    "input_shape",
+    "arch",
+    "task",
+    "recipe",
+    "candidates",
+    "steps",
+    "seed",
+    "dtype",
+    "restarts",
+    "prior",
+    "memory",
+    "known",
+    "settings",
+}
+"""If left out, the run chose these itself; what is given now is compared with the values in its run.json."""
+MAY_MOVE = {"data_root"}
+"""Paths that are remembered but may differ: the data may be elsewhere now."""
+
+
+def remembered(context: typer.Context, out: Path, *, resume: bool) -> dict[str, Any]:
+    """The options of a command by name; for a resumed run, those in its options.json."""
+    from engram.core.runs import refuse_difference
+
+    options, where = dict(context.params), out / OPTIONS_FILE
+    if not resume or not where.exists():
+        return options
+    recorded = _read(where)
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name not in recorded or name in OF_THE_MOMENT:
+            continue
+        if not is_given(context, name):
+            is_path = name in MAY_MOVE and recorded[name] is not None
+            options[name] = Path(recorded[name]) if is_path else recorded[name]
+        elif not recorded[name] and name in IN_THE_RECORD:
+            continue
+        elif _plain(options[name]) != recorded[name] and name not in MAY_MOVE:
+            refuse_difference(parameter.opts[0], options[name], recorded[name], where)
+    return options
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option was typed, rather than left to its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def remember(options: Mapping[str, Any], out: Path, *, resume: bool) -> None:
+    """Write the options into the directory of the run that starts now; an earlier run there is left alone."""
+    from engram.core.files import prepare_directory, write_json
+    from engram.core.runs import require_free
+
+    prepare_directory(out)
+    if resume and (out / OPTIONS_FILE).exists():
+        return
+    if not resume:
+        require_free(out)
+    kept = {name: _plain(value) for name, value in options.items() if name not in OF_THE_MOMENT}
+    write_json(out / OPTIONS_FILE, kept)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from engram.core.errors import CheckpointError
+    from engram.core.files import read_json
+    from engram.core.runs import CURE
+
+    recorded = read_json(path, cure=CURE)
+    if not isinstance(recorded, dict):
+        raise CheckpointError(f"{path} is damaged: it must be a JSON object; {CURE}")
+    return recorded
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """One bar per title, with the time left; what follows a colon is shown next to it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    note = TextColumn("{task.fields[note]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), note, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(what: str, share: float) -> None:
+            title, _, detail = what.partition(": ")
+            if title not in tasks:
+                tasks[title] = bar.add_task(title, total=1.0, note="")
+            bar.update(tasks[title], completed=share, note=detail)
+
+        yield show

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli import options as opt
-from engram.cli.bars import progress_bar
-from engram.cli.resume import remember, remembered
+from engram.cli.options import progress_bar, remember, remembered
 
 if TYPE_CHECKING:
     from engram.models.tasks import Task
@@ -39,15 +38,17 @@ def reconstruct(
         ),
     ] = None,
     candidates: Annotated[
-        int | None, typer.Option("--candidates", "-m", help="How many; the engine derives it from the weights.")
+        int | None,
+        typer.Option("--candidates", "-m", help="How many; the engine derives it from the weights by default."),
     ] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Steps (engine: of each restart).")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Steps (engine: per restart).")] = None,
     budget: opt.Time = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of the start.")] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="float32 or float64 (the papers').")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Random seed.")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="float32, or float64 as in the papers.")] = None,
     settings: opt.Set = None,
     restarts: Annotated[
-        int | None, typer.Option("--restarts", help="Independent starts, pooled.", rich_help_panel=ENGINE)
+        int | None,
+        typer.Option("--restarts", help="Number of independent starts, pooled.", rich_help_panel=ENGINE),
     ] = None,
     prior: Annotated[
         str | None,
@@ -59,8 +60,8 @@ def reconstruct(
         str | None,
         typer.Option(
             "--memory",
-            help="What wide networks may take beside their weights, by default 4GB: beyond it neurons share "
-            "metrics and candidates come in chunks.",
+            help="Memory for wide networks besides their weights, 4GB by default; beyond it neurons share metrics "
+            "and candidates are processed in chunks.",
             rich_help_panel=ENGINE,
         ),
     ] = None,
@@ -106,12 +107,14 @@ def reconstruct(
     typer.echo(f"{len(found)} candidates from {view.network.name}: {solution.message}, {solution.seconds:.0f} s")
     if found.has_confidence:
         sure, likely = (found.count_above(level) for level in (0.9, 0.5))
-        typer.echo(f"judged without any data: {sure} of them show a training image at 90 %, {likely} at 50 %")
+        typer.echo(
+            f"judged without any data: {sure} of them show a training image at 90 % confidence, {likely} at 50 %"
+        )
     typer.echo(f"wrote {out}; compare with your data: engram score {out} --data ... -n ...")
 
 
 def _settings(given: dict[str, Any], task: Task) -> dict[str, Any]:
-    """The settings that the options name; what a recipe has no use for is refused by name."""
+    """The settings from the options; an option that the recipe does not use is refused by name."""
     from dataclasses import asdict
 
     from engram.attacks.registry import RECIPES, choose_settings, parse_setting
@@ -123,10 +126,10 @@ def _settings(given: dict[str, Any], task: Task) -> dict[str, Any]:
     only = {"--restarts": given["restarts"], "--prior": given["prior"], "--memory": given["memory"]}
     if recipe != "engine":
         if stray := [name for name, value in only.items() if value is not None]:
-            raise ConfigError(f"{', '.join(stray)} does nothing with --recipe {recipe}; leave it out")
+            raise ConfigError(f"{', '.join(stray)} can't be used with --recipe {recipe}; leave it out")
     else:
         if given["known"] is not None:
-            raise ConfigError("--settings does nothing with --recipe engine; leave it out")
+            raise ConfigError("--settings can't be used with --recipe engine; leave it out")
         parsed = {
             "restarts": given["restarts"],
             "prior": _prior(given["prior"]),
@@ -136,9 +139,9 @@ def _settings(given: dict[str, Any], task: Task) -> dict[str, Any]:
     for text in given["settings"] or ():
         name, value = parse_setting(recipe, text)
         if name in chosen:
-            raise ConfigError(f"--set {name} and --{name} say the same; give one of them")
+            raise ConfigError(f"--set {name} and --{name} set the same value; give one of them")
         chosen[name] = value
-    if given["known"] is not None:  # by that name they stand for all that was not said besides
+    if given["known"] is not None:  # the named settings also fill in what was not given
         chosen = asdict(choose_settings(recipe, task, chosen, known=given["known"]))
     return chosen
 

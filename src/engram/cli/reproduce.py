@@ -1,4 +1,4 @@
-"""`engram reproduce`: every figure and table of the papers by its name."""
+"""`engram reproduce`: every figure and table of the papers by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from engram.cli import options as opt
-from engram.cli.bars import progress_bar
+from engram.cli.options import progress_bar
 
 if TYPE_CHECKING:
     from engram.papers.cases import Setting
@@ -29,14 +29,14 @@ def reproduce(
         str | None,
         typer.Argument(
             metavar="ID",
-            help="An id of --list; all; or results: page and Markdown again, from the JSON alone.",
+            help="An id from --list; all; or results: write page and Markdown again, from the JSON only.",
         ),
     ] = None,
     out: Annotated[
-        Path, typer.Option("-o", "--out", help="Directory of cases, figures and numbers; finished ones are kept.")
+        Path, typer.Option("-o", "--out", help="Directory for cases, figures and numbers; finished ones are kept.")
     ] = DEFAULT_OUT,
     scale: Annotated[
-        str, typer.Option("--scale", help="smoke (seconds), cpu (sizes cut, cuts printed) or paper (untouched).")
+        str, typer.Option("--scale", help="smoke (seconds), cpu (smaller; prints the cuts) or paper (full size).")
     ] = "cpu",
     recipe: Annotated[
         str,
@@ -44,23 +44,23 @@ def reproduce(
     ] = "engine",
     seed: Annotated[int, typer.Option("--seed", help="Seed of networks and attacks.")] = 0,
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", help="With all and results: where the Markdown goes.")
+        Path | None, typer.Option("--markdown", help="With all and results: where to write the Markdown.")
     ] = None,
-    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Keep and reuse targets by content.")] = True,
+    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Store and reuse targets by content.")] = True,
     show_list: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
     data_root: opt.DataRoot = None,
     device: opt.Device = "cpu",
 ) -> None:
-    """Train, attack, score and draw experiments of the papers; a killed run goes on with the same command."""
+    """Train, attack, score and draw experiments of the papers; the same command resumes a killed run."""
     from engram.core.errors import ConfigError
 
     if show_list:
         _list()
         return
     if experiment is None:
-        raise ConfigError("say which experiment: an id of `engram reproduce --list`, or all")
+        raise ConfigError("there is no experiment to run; give an id from `engram reproduce --list`, or all")
     if markdown is not None and experiment not in ("all", "results"):
-        raise ConfigError("--markdown goes with all and results; leave it out")
+        raise ConfigError("--markdown can only be used with all and results; leave it out")
     if experiment == "results":
         _publish(out, markdown)
         return
@@ -76,20 +76,20 @@ def reproduce(
     setting = Setting(scale=scale, recipe=recipe, seed=seed, means=means)  # type: ignore[arg-type]  # checked there
     everything = experiment == "all"
     chosen = list(CATALOGUE.values()) if everything else [experiment_named(experiment)]
-    failed = _run(chosen, setting, out, go_on=everything)
+    failed = _run(chosen, setting, out, keep_going=everything)
     _publish(out, markdown)
     if failed:
         typer.secho(f"error: {failed} of {len(chosen)} experiments failed; see above", fg="red", err=True)
         raise typer.Exit(1)
 
 
-def _run(chosen: list[Experiment], setting: Setting, out: Path, *, go_on: bool) -> int:
-    """How many failed."""
+def _run(chosen: list[Experiment], setting: Setting, out: Path, *, keep_going: bool) -> int:
+    """Run the experiments; how many failed."""
     from engram.papers.runner import Run
 
     with progress_bar() as progress:
         run = Run(out, setting, typer.echo, progress)
-        records = run.experiments(chosen, go_on=go_on)
+        records = run.experiments(chosen, keep_going=keep_going)
     return sum(record["failed"] is not None for record in records)
 
 

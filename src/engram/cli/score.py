@@ -23,11 +23,11 @@ EXAMPLES = (
 )
 
 CONFIDENT = 20
-"""Of so many most confident candidates the command says how many are real."""
+"""The command prints how many of this many most confident candidates are real."""
 
 
 def score(
-    run: Annotated[Path, typer.Argument(help="A directory of `engram reconstruct`.")],
+    run: Annotated[Path, typer.Argument(help="A directory from `engram reconstruct`, `audit` or `sweep`.")],
     data: opt.DataName = None,
     n: opt.Number = None,
     labels: opt.Labels = None,
@@ -46,22 +46,22 @@ def score(
             "--ratio",
             metavar="B",
             min=1.0,
-            help="buzaglo2023 averages candidates within B times the nearest distance; 1.1, convolutional 1.5.",
+            help="buzaglo2023 averages candidates within B times the nearest distance (1.1; convolutional 1.5).",
         ),
     ] = None,
     assignment: Annotated[
-        str, typer.Option("--assignment", help="nearest, or one-to-one: each candidate once.")
+        str, typer.Option("--assignment", help="nearest, or one-to-one: use each candidate once.")
     ] = "nearest",
     best: Annotated[int, typer.Option("--best", min=1, help="How many pairs to draw.")] = 45,
 ) -> None:
-    """Count recovered training images beside held-out images and noise, and draw the best pairs."""
+    """Count recovered training images, with held-out images and noise for comparison, and draw the best pairs."""
     from engram.attacks.reconstruction import Reconstruction
     from engram.core.errors import ConfigError
     from engram.core.files import write_json
     from engram.core.runs import RunDirectory
     from engram.data.sets import centred
     from engram.pipeline import compare, default_protocol
-    from engram.scoring.confidence import reliability
+    from engram.scoring.curves import reliability
     from engram.scoring.protocols import Buzaglo2023Protocol, Haim2022Protocol
 
     if protocol not in (None, "buzaglo2023", "haim2022"):
@@ -77,7 +77,7 @@ def score(
     is_image = split.train.images.ndim == 4
     if (protocol is not None or ratio is not None) and not is_image:
         option = "--ratio" if protocol is None else f"--protocol {protocol}"
-        raise ConfigError(f"{option} matches images, but {choice.name} holds vectors; leave it out")
+        raise ConfigError(f"{option} matches images, but {choice.name} contains vectors; leave it out")
     chosen: ScoringProtocol = default_protocol(split.train.images, network)
     if protocol == "haim2022":
         chosen = Haim2022Protocol()
@@ -92,8 +92,8 @@ def score(
     )
     unseen = centred(split.held_out.images, split.mean) if len(split.held_out) else None
     checked = reliability(found, centred(split.train.images, split.mean), unseen)
-    told = {"data": vars(choice), "reliability": None if checked is None else checked.to_json()}
-    write_json(run / "scores.json", {**told, **report.to_json(records=True)})
+    context = {"data": vars(choice), "reliability": None if checked is None else checked.to_json()}
+    write_json(run / "scores.json", {**context, **report.to_json(records=True)})
     show_report(report)
     if checked is not None:
         typer.echo(next((one for one in checked.precision if one.k == CONFIDENT), checked.precision[-1]).sentence)
@@ -104,7 +104,7 @@ def score(
 
 
 def show_report(report: ScoreReport) -> None:
-    """The counts as a table; every count stands beside its null."""
+    """The counts as a table, each next to its null."""
     from rich.console import Console
     from rich.table import Table
 
@@ -119,7 +119,7 @@ def show_report(report: ScoreReport) -> None:
     mean = "-" if report.top10_mean is None else f"{report.top10_mean:.3f}"
     console.print(
         f"{report.candidates} candidates; mean {report.train.primary} of the ten best {mean}; "
-        f"scored in {report.seconds:.1f} s. The excess is what was recovered."
+        f"scored in {report.seconds:.1f} s. The excess over held-out is what was recovered."
     )
     for warning in report.warnings:
         console.print(f"note: {warning}")
@@ -155,4 +155,4 @@ def _data_choice(run: Path, asked: opt.AskedData) -> tuple[DataChoice, Network |
     except EngramError:
         network = None  # the model was moved: its outputs are left out of the table
     named = asked.choice(model, str(record.get("task", "")))
-    return named or opt.card_data(model, "a score without --data"), network
+    return named or opt.card_data(model, "scoring without --data"), network

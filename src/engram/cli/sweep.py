@@ -30,35 +30,37 @@ def sweep(
         list[Path],
         typer.Argument(
             metavar="MODEL...",
-            help="A directory of `engram train`, or a .pt, .pth, .pt2 or .safetensors file; several: --targets.",
+            help="A directory from `engram train`, or a .pt, .pth, .pt2 or .safetensors file; several: --targets.",
         ),
     ],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Directory of the sweep.")] = None,
-    trials: Annotated[int, typer.Option("--trials", help="How many in all (for each model).")] = 100,
+    trials: Annotated[int, typer.Option("--trials", help="Number of trials (per model).")] = 100,
     space: Annotated[
         str | None,
         typer.Option(
             "--space",
-            help="What to vary: haim2022 (by default for binary models), buzaglo2023 (for others), engine, or a "
-            "TOML file.",
+            help="What to vary: haim2022 (default for binary models), buzaglo2023 (default for others), engine, "
+            "or a TOML file.",
         ),
     ] = None,
     settings: opt.Set = None,
     sampler: Annotated[
-        str, typer.Option("--sampler", help="random (repeatable), tpe or gp (learn from trials).")
+        str, typer.Option("--sampler", help="random (reproducible), tpe or gp (learn from trials).")
     ] = "random",
-    seed: Annotated[int, typer.Option("--seed", help="Of all draws and starts.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of all draws and starts.")] = 0,
     keep: Annotated[
         float,
         typer.Option(
             "--keep",
-            help="From the 11th trial on, stop those that explain less than the best KEEP of the first 10 did; "
-            "1 stops none.",
+            help="From the 11th trial on, stop those that explain less than the best KEEP (a share) of the first "
+            "10 did; 1 stops none.",
         ),
     ] = 0.5,
     budget: Annotated[
         str | None,
-        typer.Option("--budget", help="Time for all trials, 25m or 2h: cuts their steps, and says by how much."),
+        typer.Option(
+            "--budget", help="Time for all trials, e.g. 25m or 2h: cuts their steps and prints by how much."
+        ),
     ] = None,
     input_shape: opt.InputShape = None,
     task: opt.TaskName = None,
@@ -70,13 +72,13 @@ def sweep(
         bool, typer.Option("--resume", help="Resume the sweep in the output directory, or join it.")
     ] = False,
     listed: Annotated[
-        bool, typer.Option("--list", help="Only show the finished trials of the sweep in MODEL's place.")
+        bool, typer.Option("--list", help="Only list the finished trials of a sweep, given in place of MODEL.")
     ] = False,
     as_json: opt.AsJson = False,
     jobs: Annotated[
         int | None,
         typer.Option(
-            "--jobs", min=0, help="Local processes, 1 by default; 0 for this one.", rich_help_panel=WHERE
+            "--jobs", min=0, help="Local processes, 1 by default; 0 runs in this one.", rich_help_panel=WHERE
         ),
     ] = None,
     storage: Annotated[
@@ -84,7 +86,7 @@ def sweep(
         typer.Option(
             "--storage",
             metavar="URL",
-            help="Database that machines share, e.g. sqlite:////shared/study.db; else a file in the directory.",
+            help="Database that machines share, e.g. sqlite:////shared/study.db; default: a file in -o.",
             rich_help_panel=WHERE,
         ),
     ] = None,
@@ -105,7 +107,7 @@ def sweep(
         bool,
         typer.Option(
             "--oracle",
-            help="Judge trials by good images, counted with data; no attacker could.",
+            help="Judge trials by good images, counted with data; an attacker can't.",
         ),
     ] = False,
     with_data: opt.WithData = False,
@@ -124,7 +126,7 @@ def sweep(
 ) -> None:
     """Try many settings, keep what the weights confirm, and pool the candidates of all trials.
 
-    --data or --with-data scores the pooled result at the end; trials are judged without it, but for --oracle.
+    --data or --with-data scores the pooled result at the end; only --oracle uses data to judge trials.
     """
     from functools import partial
 
@@ -135,7 +137,7 @@ def sweep(
             show_trials(directory, as_json=as_json)
         return
     if out is None:
-        raise ConfigError("say where the sweep goes: -o DIRECTORY")
+        raise ConfigError("there is no directory to write to; give one with -o, e.g. -o runs/sweep")
     optuna = optional("optuna", wanted_by="engram sweep", install="'engram[sweep]'")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     found = chosen_models(models) if targets else models
@@ -168,7 +170,7 @@ def sweep(
         else:
             run_one(found[0], out, opening, executor, trackers, as_json=as_json)
     except KeyboardInterrupt:
-        typer.echo(f"stopped; what has finished is in {out}: resume with the same command and --resume", err=True)
+        typer.echo(f"stopped; finished trials are in {out}; resume with the same command and --resume", err=True)
         raise
     finally:
         executor.close()
@@ -185,7 +187,7 @@ def chosen_spec(
     keep: float,
     oracle: bool,
 ) -> SweepSpec:
-    """The sweep of a model with that task; without a space, the papers' search for it."""
+    """The sweep of a model with this task; without a space, the papers' search for the task."""
     from engram.attacks.registry import parse_setting
     from engram.sweep.space import SweepSpec, default_space, find_space
 
@@ -226,7 +228,7 @@ def chosen_executor(
 
 
 def chosen_models(models: list[Path]) -> list[Path]:
-    """A pattern that the shell left alone (quoted, or on Windows) becomes its matches."""
+    """Expand a pattern that the shell did not expand (quoted, or on Windows)."""
     found: list[Path] = []
     for model in models:
         pattern = "*" in model.name and not model.exists()
@@ -235,13 +237,13 @@ def chosen_models(models: list[Path]) -> list[Path]:
 
 
 def show_trials(directory: Path, *, as_json: bool) -> None:
-    """One line a trial; plain text, since tables of ten thousand rows are slow to lay out."""
+    """One line per trial; plain text, since tables of ten thousand rows are slow to lay out."""
     from engram.core.errors import ConfigError
     from engram.core.files import read_json
     from engram.sweep.index import INDEX, read_index
 
     if not (directory / INDEX).exists():
-        raise ConfigError(f"{directory} holds no sweep; give the directory that -o named")
+        raise ConfigError(f"{directory} contains no sweep; give the directory that was the sweep's -o")
     record, rows = read_json(directory / "run.json"), read_index(directory)
     if as_json:
         typer.echo(json.dumps({**record, "finished": rows}))
@@ -255,10 +257,10 @@ def show_trials(directory: Path, *, as_json: bool) -> None:
 
 def _line(row: dict[str, Any]) -> str:
     value = "-" if row["objective"] is None else f"{row['objective']:.4f}"
-    told = " ".join(f"{name}={_short(value)}" for name, value in row["params"].items())
+    settings = " ".join(f"{name}={_short(value)}" for name, value in row["params"].items())
     if row["state"] != "complete":
-        told += f"  ({row['reason']})"
-    return f"{row['number']:6d}  {row['state']:9}{value:>10}{row.get('seconds', 0.0):10.1f}  {told}"
+        settings += f"  ({row['reason']})"
+    return f"{row['number']:6d}  {row['state']:9}{value:>10}{row.get('seconds', 0.0):10.1f}  {settings}"
 
 
 def _short(value: Any) -> str:

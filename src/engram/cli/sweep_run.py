@@ -1,4 +1,4 @@
-"""`engram sweep` once its options are read: open the models, run the trials, conclude, tell."""
+"""`engram sweep` after its options are read: open the models, run the trials, conclude, report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 
 from engram.auditing.verdict import sweep_verdict
 from engram.cli import options as opt
-from engram.cli.bars import progress_bar
+from engram.cli.options import progress_bar
 from engram.cli.score import show_report
 from engram.core.errors import ConfigError, EngramError
 from engram.core.files import write_bytes, write_json
@@ -35,7 +35,7 @@ from engram.sweep.sweep import OnRow, Oracle, Sweep, drive, recorded_steps
 
 @dataclass(frozen=True)
 class Opening:
-    """How models become sweeps; the same for all of a fleet."""
+    """How models become sweeps; the same for all models of a fleet."""
 
     spec_for: Callable[[Task], SweepSpec]
     input_shape: str | None
@@ -48,13 +48,13 @@ class Opening:
     device: str
     resume: bool
     steps: int | None = None
-    """Of a trial, where a time for the sweep decides them."""
+    """Steps of a trial, where --budget decides them."""
 
     def within(self, seconds: float, model: Path, directory: Path, executor: Executor) -> Opening:
-        """The same with trials so short that all take that time; a sweep that is resumed keeps its own."""
+        """The same with trials short enough that all fit into that time; a resumed sweep keeps its steps."""
         if self.resume and RunDirectory(directory).record.exists():
             steps = recorded_steps(directory)
-            typer.echo(f"trials have {steps:,} steps, as the sweep in {directory} began with", err=True)
+            typer.echo(f"trials have {steps:,} steps, as at the start of the sweep in {directory}", err=True)
             return replace(self, steps=steps)
         view = self._view(model)
         plan = plan_steps(view, self._spec(view), executor, seconds=seconds)
@@ -71,7 +71,7 @@ class Opening:
         if data is not None and data.train.shape != view.input_shape:
             raise ConfigError(
                 f"the data have shape {data.train.shape}, the model's inputs {view.input_shape}; "
-                "name the data that it was trained on"
+                "give the data that it was trained on"
             )
         sweep = Sweep(
             view=view,
@@ -96,7 +96,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class Trackers:
-    """Observers of trials beside the sweep's own files."""
+    """Observers of trials, besides the sweep's own files."""
 
     tensorboard: Path | None
     wandb: str | None
@@ -116,21 +116,21 @@ class Trackers:
             config, place = sweep.spec.identity(sweep.weights_sha256), sweep.directory / "wandb"
             observers.append(WeightsAndBiases(self.wandb, directory=place, run_id=sweep.study_name, config=config))
 
-        def tell(_: Sweep, row: Row) -> None:
+        def track(_: Sweep, row: Row) -> None:
             numbers = {**row["params"], **{key: row[key] for key in ("objective", "unexplained", "seconds")}}
             known = {key: float(value) for key, value in numbers.items() if isinstance(value, int | float)}
             for observer in observers:
                 observer(row["number"], known)
 
         try:
-            yield tell
+            yield track
         finally:
             for observer in observers:
                 observer.close()
 
 
 def concluded(sweep: Sweep, data: Split | None) -> Conclusion:
-    """Pool, score, write everything, draw; with a bar."""
+    """Pool, score, draw and write everything, with a progress bar."""
     with progress_bar() as progress:
         conclusion = conclude(sweep, data, progress=progress)
     page = sweep_page(conclusion, None if data is None else data.train)
@@ -164,17 +164,17 @@ def trial_bar(sweeps: Sequence[Sweep]) -> Iterator[OnRow]:
 def run_one(
     model: Path, out: Path, opening: Opening, executor: Executor, trackers: Trackers, *, as_json: bool
 ) -> None:
-    """One model: its sweep is the directory."""
+    """One model: the output directory is its sweep."""
     with ExitStack() as stack:
         sweep, data = opening.opened(model, out)
         stack.callback(sweep.close)
-        tell = stack.enter_context(trackers.watching(sweep))
-        _driven([sweep], executor, [tell])
+        track = stack.enter_context(trackers.watching(sweep))
+        _driven([sweep], executor, [track])
         conclusion = concluded(sweep, data)
     if as_json:
         typer.echo(json.dumps(conclusion.summary))
     else:
-        _tell(conclusion, out)
+        _report(conclusion, out)
 
 
 def run_fleet(
@@ -185,7 +185,7 @@ def run_fleet(
     rows: dict[str, dict[str, Any]] = {}
     with ExitStack() as stack:
         sweeps: dict[str, tuple[Sweep, Split | None]] = {}
-        tellers: dict[Path, OnRow] = {}
+        tracked: dict[Path, OnRow] = {}
         for name, model in named.items():
             try:
                 sweep, _ = sweeps[name] = opening.opened(model, out / name)
@@ -193,11 +193,11 @@ def run_fleet(
                 rows[name] = failed_row(name, model, error)
                 continue
             stack.callback(sweep.close)
-            tellers[sweep.directory] = stack.enter_context(trackers.watching(sweep, name))
+            tracked[sweep.directory] = stack.enter_context(trackers.watching(sweep, name))
         _driven(
             [sweep for sweep, _ in sweeps.values()],
             executor,
-            [lambda sweep, row: tellers[sweep.directory](sweep, row)],
+            [lambda sweep, row: tracked[sweep.directory](sweep, row)],
         )
         for name, (sweep, data) in sweeps.items():
             try:
@@ -213,20 +213,20 @@ def run_fleet(
         _show_table(table)
         typer.echo(f"wrote {out / 'fleet.json'} and {out / 'fleet.csv'}")
     if all(row["error"] is not None for row in table):
-        raise EngramError("none of the models could be audited; the table says why")
+        raise EngramError("none of the models could be audited; the table shows why")
 
 
-def _driven(sweeps: Sequence[Sweep], executor: Executor, tellers: Sequence[OnRow]) -> None:
+def _driven(sweeps: Sequence[Sweep], executor: Executor, observers: Sequence[OnRow]) -> None:
     with trial_bar(sweeps) as show:
 
-        def told(sweep: Sweep, row: Row) -> None:
-            for tell in (show, *tellers):
-                tell(sweep, row)
+        def on_row(sweep: Sweep, row: Row) -> None:
+            for observer in (show, *observers):
+                observer(sweep, row)
 
-        drive(sweeps, executor, told)
+        drive(sweeps, executor, on_row)
 
 
-def _tell(conclusion: Conclusion, out: Path) -> None:
+def _report(conclusion: Conclusion, out: Path) -> None:
     summary = conclusion.summary
     counts, best, pooled = summary["counts"], summary["best"], summary["pooled"]
     ended = ", ".join(f"{count} {state}" for state, count in counts.items() if state != "asked")
@@ -235,11 +235,12 @@ def _tell(conclusion: Conclusion, out: Path) -> None:
     typer.echo("  " + " ".join(f"{name}={value}" for name, value in best["params"].items()))
     typer.echo(
         f"pooled {pooled['candidates']} candidates of {pooled['trials']} trials; judged without any data, "
-        f"{pooled['confident']['90%']} of them show a training image at 90 %, {pooled['confident']['50%']} at 50 %"
+        f"{pooled['confident']['90%']} of them show a training image at 90 % confidence, "
+        f"{pooled['confident']['50%']} at 50 %"
     )
     if pooled["elsewhere"]:
         typer.echo(
-            f"note: {pooled['elsewhere']} complete trials lie on other machines; copy their trials/ directories "
+            f"note: {pooled['elsewhere']} complete trials are on other machines; copy their trials/ directories "
             "here and run again with --resume to pool them"
         )
     if conclusion.score is None:

@@ -1,4 +1,4 @@
-"""`engram train`: make a target with the papers' recipe."""
+"""`engram train`: train a target with the papers' recipe."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli import options as opt
-from engram.cli.bars import progress_bar
-from engram.cli.resume import is_given, remember, remembered
+from engram.cli.options import is_given, progress_bar, remember, remembered
 
 if TYPE_CHECKING:
     from engram.data.sets import Split
@@ -37,7 +36,8 @@ def train(
         Path | None, typer.Option("-o", "--out", help="Directory for model.safetensors and card.json.")
     ] = None,
     preset: Annotated[
-        str | None, typer.Option("--preset", help="A target of the papers by name, instead of the options below.")
+        str | None,
+        typer.Option("--preset", help="A target from the papers by name, instead of the options below."),
     ] = None,
     scale: Annotated[
         str | None, typer.Option("--scale", help="Size of the preset: smoke, cpu (the default) or paper.")
@@ -45,7 +45,7 @@ def train(
     show_list: Annotated[bool, typer.Option("--list", help="List the presets and exit.")] = False,
     cache: Annotated[
         bool | None,
-        typer.Option("--cache/--no-cache", help="Keep and reuse targets by content; on for presets."),
+        typer.Option("--cache/--no-cache", help="Store and reuse targets by content; on for presets."),
     ] = None,
     data: opt.DataName = None,
     n: opt.Number = None,
@@ -55,7 +55,7 @@ def train(
     data_root: opt.DataRoot = None,
     data_seed: opt.DataSeed = None,
     widths: Annotated[
-        str | None, typer.Option("--widths", help="Hidden layers; 1000,1000 where nothing is said.")
+        str | None, typer.Option("--widths", help="Widths of the hidden layers; default: 1000,1000.")
     ] = None,
     arch: Annotated[
         str | None,
@@ -73,38 +73,41 @@ def train(
         str, typer.Option("--init", help="Standard deviation of the first layer, or 'standard'.")
     ] = "1e-4",
     lr: Annotated[
-        float, typer.Option("--lr", help="Learning rate; the papers take 0.5 for several classes.")
+        float, typer.Option("--lr", help="Learning rate; the papers use 0.5 for several classes.")
     ] = 0.01,
-    epochs: Annotated[int, typer.Option("--epochs", help="Epochs at the most.")] = 1_000_000,
+    epochs: Annotated[int, typer.Option("--epochs", help="Maximum number of epochs.")] = 1_000_000,
     loss_threshold: Annotated[
-        float | None, typer.Option("--loss-threshold", help="Stop when the training loss is below.")
+        float | None, typer.Option("--loss-threshold", help="Stop when the training loss falls below this.")
     ] = None,
     gradient_threshold: Annotated[
         float | None,
         typer.Option(
-            "--gradient-threshold", help="Stop when the mean gradient, weight decay included, has a norm below."
+            "--gradient-threshold",
+            help="Stop when the norm of the mean gradient, weight decay included, falls below this.",
         ),
     ] = None,
     flow: Annotated[
         bool,
-        typer.Option("--flow", help="Large steps along the gradient flow: 10^6 plain epochs in a few thousand."),
+        typer.Option("--flow", help="Large steps along the gradient flow: a few thousand replace 10^6 epochs."),
     ] = False,
     flow_below: Annotated[
         float | None, typer.Option("--flow-below", help="With --flow: plain descent above this loss (0.3).")
     ] = None,
     flow_tolerance: Annotated[
         float | None,
-        typer.Option("--flow-tolerance", help="With --flow: a step's error, as a share of a layer's norm (0.01)."),
+        typer.Option("--flow-tolerance", help="With --flow: error per step, as a share of a layer's norm (0.01)."),
     ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", help="Mini-batch size; else full batch.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Mini-batch size; default: full batch.")] = None,
     weight_decay: Annotated[float, typer.Option("--weight-decay", help="Adds w theta to the gradient.")] = 0.0,
     normalise_below: Annotated[
         float | None,
-        typer.Option("--normalise-below", help="Below this loss, scale the rate by 1/loss (a short cut in time)."),
+        typer.Option("--normalise-below", help="Below this loss, scale the rate by 1/loss, to save time."),
     ] = None,
     forget: Annotated[
         int | None,
-        typer.Option("--forget", help="With --weight-decay: drop what is left of the start after so many epochs."),
+        typer.Option(
+            "--forget", help="With --weight-decay: after this many epochs, remove what is left of the start."
+        ),
     ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="float32 or float64.")] = "float32",
     seed: Annotated[int, typer.Option("--seed", help="Seed of initialisation and batches.")] = 0,
@@ -112,7 +115,7 @@ def train(
     resume: opt.Resume = False,
     snapshot_every: opt.SnapshotEvery = 20.0,
 ) -> None:
-    """Train a ReLU network, fully-connected or with convolutions, as the papers do and write it with its card."""
+    """Train a ReLU network, fully-connected or with convolutions, as the papers do, and write it with its card."""
     from engram.core.errors import ConfigError
 
     if show_list:
@@ -124,11 +127,13 @@ def train(
     if options["preset"] is not None:
         from engram.training.presets import plan as preset_plan
 
-        refuse_beside_preset(context)
+        refuse_with_preset(context)
         split = None
         plan = preset_plan(options["preset"], options["scale"] or "cpu", seed=options["seed"])
     elif options["scale"] is not None:
-        raise ConfigError(f"--scale {options['scale']} goes with --preset; see the presets with --list")
+        raise ConfigError(
+            f"--scale {options['scale']} can only be used with --preset; see the presets with --list"
+        )
     else:
         plan, split = plan_by_options(**options)
     remember(options, out, resume=resume)
@@ -144,12 +149,22 @@ def train(
     )
 
 
-# what goes with --preset; all else is the preset's own
-BESIDE_PRESET = {"out", "preset", "scale", "cache", "data_root", "seed", "device", "resume", "snapshot_every"}
+# may be used with --preset, which decides everything else
+ALLOWED_WITH_PRESET = {
+    "out",
+    "preset",
+    "scale",
+    "cache",
+    "data_root",
+    "seed",
+    "device",
+    "resume",
+    "snapshot_every",
+}
 
 
 def list_presets() -> None:
-    """A line for each preset: where the papers use it, what it is, the paper's training loss."""
+    """One line per preset: where the papers use it, what it is, the paper's training loss."""
     from engram.training.presets import PRESETS, SCALES
 
     for name, preset in PRESETS.items():
@@ -160,14 +175,14 @@ def list_presets() -> None:
     typer.echo(f"scales: {', '.join(SCALES)}; e.g. engram train --preset cifar500 --scale cpu -o runs/cifar500")
 
 
-def refuse_beside_preset(context: typer.Context) -> None:
-    """No option is quietly ignored: what a preset decides can't be given as well."""
+def refuse_with_preset(context: typer.Context) -> None:
+    """No option is silently ignored: what a preset decides can't also be given."""
     from engram.core.errors import ConfigError
 
     for parameter in context.command.params:
         name = parameter.name or ""
-        if is_given(context, name) and name not in BESIDE_PRESET:
-            raise ConfigError(f"{parameter.opts[0]} does not go with --preset, which decides it; leave one out")
+        if is_given(context, name) and name not in ALLOWED_WITH_PRESET:
+            raise ConfigError(f"{parameter.opts[0]} can't be used with --preset, which decides it; leave one out")
 
 
 def plan_by_options(**options: Any) -> tuple[Plan, Split]:
@@ -204,7 +219,7 @@ def make(
     snapshot_every: float,
     cached: bool,
 ) -> None:
-    """Train by the plan, write the target, and say how well it does."""
+    """Train by the plan, write the target, and print how well it does."""
     from engram.models.tasks import task_named
     from engram.pipeline import build_target
     from engram.training.recipe import training_progress
@@ -270,5 +285,5 @@ def _flow(options: dict[str, Any]) -> Flow | None:
     if options["flow"]:
         return Flow(**given)
     if given:
-        raise ConfigError(f"--flow-{next(iter(given))} goes with --flow; give both, or neither")
+        raise ConfigError(f"--flow-{next(iter(given))} can only be used with --flow; give both or neither")
     return None

@@ -1,4 +1,4 @@
-"""`engram watch`: how far a run is, its losses and its best candidates, while it goes on."""
+"""`engram watch`: progress, losses and best candidates of a run while it is running."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ PICTURE_WIDTH = 24
 
 def watch(
     run: Annotated[Path, typer.Argument(help="Directory of a run: audit, reconstruct or train.")],
-    every: Annotated[float, typer.Option("--every", min=0.2, help="Seconds between looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and exit.")] = False,
-    web: Annotated[bool, typer.Option("--web", help="Show it in a browser, on this machine alone.")] = False,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="With --web; 0 takes any.")] = 0,
+    every: Annotated[float, typer.Option("--every", min=0.2, help="Seconds between updates.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Show the run once and exit.")] = False,
+    web: Annotated[bool, typer.Option("--web", help="Show it in a browser, on this machine only.")] = False,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="With --web; 0 for any free port.")] = 0,
 ) -> None:
     """Show progress, losses and the current best candidates of a run, in the terminal or in a browser.
 
@@ -41,12 +41,12 @@ def watch(
     if once and web:
         raise ConfigError("--once and --web exclude each other; choose one")
     if port and not web:
-        raise ConfigError("--port goes with --web; give both")
+        raise ConfigError("--port can only be used with --web; give both")
     watcher = Watcher(run)
     status = watcher.look()
     try:
         if web:
-            serve(watcher, port=port, every=every, started=lambda at: typer.echo(f"Open {at} (Ctrl-C ends it)"))
+            serve(watcher, port=port, every=every, started=lambda at: typer.echo(f"Open {at} (Ctrl-C to stop)"))
             return
         console = Console()
         if once or not status.is_running:
@@ -58,7 +58,7 @@ def watch(
                 status = watcher.look()
                 live.update(view(status), refresh=True)
     except KeyboardInterrupt:
-        typer.echo("stopped watching; the run goes on")
+        typer.echo("stopped watching; the run continues")
 
 
 def view(status: Status) -> Group:
@@ -100,7 +100,7 @@ def spark(values: list[float], width: int = 60) -> str:
 
 
 def picture(image: Tensor, caption: str) -> Text:
-    """An image [C, H, W] in [0, 1] as half blocks: two pixels a character, one above the other."""
+    """An image [C, H, W] in [0, 1] as half blocks: two pixels per character, one above the other."""
     from rich.text import Text
     from torch.nn.functional import interpolate
 

@@ -1,1 +1,1 @@
-"""What everything stands on: errors, files that appear whole, the one loop, run directories, progress."""
+"""Foundations: errors, atomic files, the optimisation loop, run directories, progress."""

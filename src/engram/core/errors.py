@@ -11,15 +11,15 @@ class EngramError(Exception):
 
 
 class ConfigError(EngramError):
-    """An argument breaks its rule."""
+    """An argument is invalid."""
 
 
 class DataError(EngramError):
-    """A data file is missing, truncated, unsafe, or does not hold what was asked for."""
+    """A data file is missing, truncated, unsafe, or does not contain what was asked for."""
 
 
 class UnsupportedModelError(EngramError):
-    """The network is of a kind that the attack cannot read; the message lists every problem."""
+    """The attack cannot read this kind of network; the message lists every problem."""
 
     def __init__(self, problems: list[str], *, supported: str) -> None:
         self.problems = tuple(problems)
@@ -32,11 +32,11 @@ class CheckpointError(EngramError):
 
 
 class DivergedError(EngramError):
-    """An optimisation left the finite numbers where the caller needs a finished result."""
+    """An optimisation diverged where the caller needs a finished result."""
 
 
 def require(condition: bool, argument: str, rule: str, got: object, cure: str = "") -> None:
-    """Raise `ConfigError` naming the argument, its rule, what came, and what to do.
+    """Raise `ConfigError` naming the argument, its rule, its value, and what to do.
 
     >>> require(0 < 2, "lr", "must be positive", 2)
     >>> require(0 < -1, "lr", "must be positive", -1, "try 0.01")
@@ -48,7 +48,7 @@ def require(condition: bool, argument: str, rule: str, got: object, cure: str = 
 
 
 def optional(module: str, *, wanted_by: str, install: str) -> ModuleType:
-    """The module, or an error that says what asked for it and how to get it.
+    """The module, or an error that says what needs it and how to install it.
 
     >>> optional("json", wanted_by="this", install="json").__name__
     'json'

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: write aside, flush to disk, rename."""
+"""Atomic files: write a temporary file, flush it to disk, rename it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 ALIGNMENT = 64
-"""Bytes: torch's own allocator begins every tensor at a multiple of this."""
+"""In bytes: torch's own allocator starts every tensor at a multiple of this."""
 
 
-# What a damaged, encrypted or strangely packed archive makes zipfile raise while it is opened or read.
+# What zipfile raises when it opens or reads a damaged, encrypted or oddly packed archive.
 BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
@@ -38,7 +38,7 @@ BROKEN = (
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` atomically; on any failure the old file stays as it was."""
+    """Replace `path` with `content` atomically; on any failure the old file stays unchanged."""
     with _replaced(path) as aside:
         aside.write_bytes(content)
 
@@ -48,12 +48,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_bytes(value: Any) -> bytes:
-    """As every JSON file of engram looks."""
+    """The format of every JSON file that engram writes."""
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
 def write_directory(path: Path, contents: Mapping[str, bytes]) -> bool:
-    """Make a directory with these files at once; False if it was there already, which then stays as it was."""
+    """Create a directory with these files atomically; False if it already exists, which leaves it unchanged."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -63,7 +63,7 @@ def write_directory(path: Path, contents: Mapping[str, bytes]) -> bool:
         for name, content in contents.items():
             write_bytes(aside / name, content)
         aside.chmod(0o777 & ~_umask())
-        aside.rename(path)  # fails where a directory with files is in the way
+        aside.rename(path)  # fails if a directory with files is in the way
     except OSError as error:
         if path.is_dir():
             return False
@@ -75,9 +75,9 @@ def write_directory(path: Path, contents: Mapping[str, bytes]) -> bool:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Only one process at a time is inside; the lock of a process that was killed is gone with it.
+    """Let in one process at a time; a process that is killed releases its lock.
 
-    Without `wait`, False at once if another process is inside.
+    Without `wait`, yield False at once if another process holds the lock.
     """
     import fcntl
 
@@ -91,7 +91,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file atomically, straight from the tensors, since those of wide networks are large."""
+    """Write a safetensors file atomically, straight from the tensors: those of wide networks are large."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -104,7 +104,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file; the format holds numbers only, nothing in it is executed."""
+    """Read a safetensors file; the format contains only numbers, and nothing in it is executed."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -114,22 +114,22 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"there is no file {path}; check the path") from error
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"{path} is not a whole safetensors file ({error}); copy or save it again"
+            f"{path} is not a complete safetensors file ({error}); copy or save it again"
         ) from error
 
 
 def tensors_from_bytes(content: bytes) -> dict[str, Tensor]:
-    """The same from the content of a safetensors file."""
+    """The same, from the content of a safetensors file."""
     from safetensors.torch import load
 
     return _all_aligned(load(content))
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """The tensor, copied if it does not begin where torch's own memory would: at a multiple of 64 bytes.
+    """The tensor, copied unless it starts where torch's own memory would: at a multiple of 64 bytes.
 
-    BLAS libraries round differently at other addresses, and files, NumPy and buffers give any. Whatever enters
-    from outside goes through here, so that results do not depend on where it came to lie.
+    BLAS libraries round differently at other addresses, and data from files, NumPy and buffers may start anywhere.
+    All outside data passes through here, so that results do not depend on its address.
     """
     import torch
 
@@ -138,12 +138,12 @@ def aligned(tensor: Tensor) -> Tensor:
 
 
 def _all_aligned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """One after the other, each original dropped once it is copied: those of wide networks are large."""
+    """One at a time, each original dropped once it is copied: those of wide networks are large."""
     return {name: aligned(tensors.pop(name)) for name in list(tensors)}
 
 
 def read_json(path: Path, *, cure: str = "write it again") -> Any:
-    """What a JSON file holds, or an error that says what is wrong with it and the `cure`."""
+    """The content of a JSON file, or an error that says what is wrong with it, and the `cure`."""
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError as error:
@@ -153,15 +153,15 @@ def read_json(path: Path, *, cure: str = "write it again") -> Any:
 
 
 def prepare_directory(path: Path) -> Path:
-    """Make an output directory and prove that it can be written before hours of work go into it."""
+    """Create an output directory and check that it is writable, before hours of work go into it."""
     write_bytes(path / ".writable", b"")
-    (path / ".writable").unlink(missing_ok=True)  # another process may prove the same
+    (path / ".writable").unlink(missing_ok=True)  # another process may be checking too
     return path
 
 
 @contextmanager
 def _replaced(path: Path) -> Iterator[Path]:
-    """A file to write aside, which takes the place of `path` once it is whole and on the disk."""
+    """A temporary file that replaces `path` once it is complete and on disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -173,7 +173,7 @@ def _replaced(path: Path) -> Iterator[Path]:
         yield aside
         with aside.open("rb+") as stream:
             os.fsync(stream.fileno())
-        aside.chmod(0o666 & ~_umask())  # mkstemp makes private files; ours are ordinary ones
+        aside.chmod(0o666 & ~_umask())  # mkstemp creates private files; ours are ordinary ones
         aside.replace(path)
     except OSError as error:
         aside.unlink(missing_ok=True)
@@ -184,7 +184,7 @@ def _replaced(path: Path) -> Iterator[Path]:
 
 
 def _as_os_error(error: Exception) -> OSError:
-    """What the system said, out of the text in which safetensors wraps it.
+    """The system's error, extracted from the text that safetensors wraps it in.
 
     >>> _as_os_error(ValueError("I/O error: No space left on device (os error 28)")).strerror
     'No space left on device'
@@ -200,15 +200,15 @@ def _umask() -> int:
 
 
 def _cannot_write(path: Path, error: OSError) -> str:
-    return f"can't write {path}: {error.strerror or error}; free some space or choose another place with -o"
+    return f"can't write {path}: {error.strerror or error}; free some space or choose another location with -o"
 
 
 def open_archive(path: Path, max_bytes: int, cure: str) -> zipfile.ZipFile:
-    """An archive that unpacks to `max_bytes` at most; a larger one is refused before anything is unpacked."""
+    """An archive that unpacks to at most `max_bytes`; a larger one is refused before anything is unpacked."""
     try:
         archive = zipfile.ZipFile(path)
     except BROKEN as error:
-        raise CheckpointError(f"{path} is cut short or damaged ({error}); copy it again, or {cure}") from error
+        raise CheckpointError(f"{path} is truncated or damaged ({error}); copy it again, or {cure}") from error
     unpacked = sum(entry.file_size for entry in archive.infolist())
     if unpacked > max_bytes:
         archive.close()

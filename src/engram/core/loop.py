@@ -1,7 +1,7 @@
-"""The one loop of the library: progress, divergence, snapshots, resuming and time limits, written once.
+"""The library's only optimisation loop: progress, divergence, snapshots, resuming and time limits.
 
-An `Iteration` says how to begin, how to step and when it is finished; `run` does the rest and returns
-a `Solution`, whose `StopReason` says how it ended. A diverged run is a value, not a crash.
+An `Iteration` says how to start, how to step and when it is finished; `run` does the rest and returns
+a `Solution`, whose `StopReason` says why it ended. A diverged run is a value, not a crash.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from engram.core import files
 from engram.core.errors import CheckpointError, DivergedError, require
 
 State = dict[str, Tensor]
-"""Everything an iteration needs to go on, bit for bit: unknowns, momenta, generator states."""
+"""Everything an iteration needs to continue bit for bit: unknowns, momenta, generator states."""
 
 Metrics = Mapping[str, Tensor]
 """Named scalars of one step; `loss` must be among them and decides whether the run has diverged.
 
-`steps`, if given, says for how many steps of the budget this one counts; else it is one.
+`steps`, if given, is how many steps of the budget this one uses; the default is one.
 """
 
 Values = Mapping[str, float]
@@ -35,7 +35,7 @@ Values = Mapping[str, float]
 
 
 class StopReason(Enum):
-    """Why a run ended; the value is what a person reads."""
+    """Why a run ended; the value is what users read."""
 
     FINISHED = "reached its goal"
     STOPPED = "was stopped by an observer"
@@ -45,7 +45,7 @@ class StopReason(Enum):
 
 
 class Iteration(Protocol):
-    """What a solver writes: begin, step, finished. `step` may update the tensors of `state` in place."""
+    """What a solver implements: init, step, finished. `step` may update the tensors of `state` in place."""
 
     def init(self) -> State: ...
 
@@ -54,23 +54,23 @@ class Iteration(Protocol):
     def finished(self, metrics: Values) -> bool: ...
 
     def fingerprint(self) -> str:
-        """Text that differs whenever the trajectory would; a snapshot resumes only under the same one."""
+        """Text that differs whenever the trajectory would; a snapshot is resumed only under the same text."""
 
     def hint(self) -> str:
-        """What a person should change when this iteration diverges."""
+        """What the user should change when this iteration diverges."""
 
 
 Observer = Callable[[int, Values, State], object]
-"""Told of every step with its metrics and the state after it; decides itself how often it does something.
+"""Called after every step with its number, its metrics and the state; decides itself how often to act.
 
-It may keep numbers of its own in the state, which snapshots then hold, and ends the run by returning `STOP`.
+It may keep tensors of its own in the state, which snapshots then include. It ends the run by returning `STOP`.
 """
 STOP = "stop"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Where a run ends at the latest: after `steps`, or after `seconds` of this process's time."""
+    """The limits of a run: `steps`, and optionally `seconds` of this process's time."""
 
     steps: int
     seconds: float | None = None
@@ -82,7 +82,7 @@ class Budget:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """The outcome: last state, why it stopped, steps done and seconds spent, both by all processes of the run."""
+    """The outcome: last state, why the run stopped, and the steps and seconds of all its processes together."""
 
     state: State
     reason: StopReason
@@ -100,7 +100,7 @@ class Solution:
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """How far a run is: what a snapshot holds beside the state."""
+    """How far a run has got: what a snapshot contains besides the state."""
 
     fingerprint: str
     step: int = 0
@@ -111,7 +111,7 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshots:
-    """A file that always holds the last whole state of a run, written every `every_seconds`."""
+    """A file that always contains a complete state of a run, written every `every_seconds`."""
 
     path: Path
     every_seconds: float = 20.0
@@ -121,16 +121,16 @@ class Snapshots:
         files.write_tensors(self.path, {**state, "_position": encoded})
 
     def load(self, fingerprint: str) -> tuple[Position, State]:
-        """How far the run was and its state, or an error that says why it can't be resumed."""
+        """The run's position and state, or an error that says why it can't be resumed."""
         state = files.read_tensors(self.path)
         try:
             position = Position(**json.loads(bytes(state.pop("_position").tolist())))
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{self.path} is no snapshot of a run; start without --resume") from error
+            raise CheckpointError(f"{self.path} is not a snapshot of a run; start without --resume") from error
         if position.fingerprint != fingerprint:
             raise CheckpointError(
                 f"{self.path} belongs to a run with other settings or another model; "
-                "resume with the same ones, or start anew in another directory"
+                "resume with the same ones, or start again in another directory"
             )
         return position, state
 
@@ -145,7 +145,7 @@ def run(
 ) -> Solution:
     """Step until the goal, the budget, divergence or an observer ends it; with `resume`, from the last snapshot.
 
-    Snapshots are taken by the clock, yet change nothing: a resumed run ends as the undisturbed one.
+    Snapshots are timed by the clock but change nothing: a resumed run ends exactly as an uninterrupted one.
     """
     started = saved_at = time.monotonic()
     position = Position(fingerprint=iteration.fingerprint())
@@ -167,7 +167,7 @@ def run(
         now = time.monotonic()
         if position.finished:
             reason = StopReason.FINISHED
-        elif STOP in answers:  # for good: a resumed run must not go past it
+        elif STOP in answers:  # final: a resumed run must not go past it
             reason, position = StopReason.STOPPED, replace(position, finished=True)
         elif budget.seconds is not None and now - started >= budget.seconds:
             reason = StopReason.TIME_LIMIT
@@ -177,7 +177,7 @@ def run(
             saved_at = now
     seconds = earlier + time.monotonic() - started
     if reason is StopReason.DIVERGED or not _is_finite(state):
-        # The snapshot on disk stays the last finite one.
+        # The snapshot on disk is still the last finite one.
         message = f"diverged at step {position.step + 1:,}; {iteration.hint()}"
         return Solution(state, StopReason.DIVERGED, position.step + 1, seconds, math.nan, message)
     if snapshots:
@@ -188,10 +188,10 @@ def run(
 
 @dataclass(eq=False)
 class StepClock:
-    """Seconds that the steps of a run have taken, without its observers: their time is not the attack's.
+    """Seconds that the steps of a run have taken, without its observers, whose time is not the attack's.
 
-    Used by an observer, the last of a run: `tick` when it is called, `tock` when it is done. What earlier
-    processes took lies in the state, so that a resumed run counts on.
+    For the last observer of a run: `tick` when it is called, `tock` when it is done. The time of earlier
+    processes is in the state, so that a resumed run continues the count.
     """
 
     cpu_seconds: float = 0.0

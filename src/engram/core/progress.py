@@ -1,4 +1,4 @@
-"""Who is told how far work is: a callable, or TensorBoard and Weights & Biases."""
+"""Progress reports: to a callable, or to TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from engram.core.errors import optional, require
 from engram.core.loop import Observer, State, Values
 
 Progress = Callable[[str, float], None]
-"""Told what is being done, and which share of it is done, 0 to 1. What follows a colon is a note that changes."""
+"""Called with what is being done and the share of it that is done, 0 to 1. Text after a colon may change."""
 
 
 def silent(what: str, share: float) -> None:
-    """The progress that nobody watches."""
+    """Report nothing."""
 
 
 def part(progress: Progress, first: float, last: float) -> Progress:
-    """Progress of a part of the work, which goes from `first` to `last` of the whole.
+    """Progress of a part of the work, from share `first` to share `last` of the whole.
 
     >>> part(print, 0.5, 1.0)("second half", 0.5)
     second half 0.75
@@ -28,7 +28,7 @@ def part(progress: Progress, first: float, last: float) -> Progress:
 
 
 def by_steps(progress: Progress, what: str, steps: int) -> Observer:
-    """An observer that tells the share of the steps, with the loss."""
+    """An observer that reports the share of the steps, with the loss."""
 
     def observe(step: int, metrics: Values, state: State) -> None:
         progress(f"{what}: loss {metrics['loss']:.4g}", min(step / steps, 1.0))
@@ -40,7 +40,7 @@ WANDB_MODES = ("offline", "online")
 
 
 class TensorBoard:
-    """Scalars as event files; look at them with `tensorboard --logdir DIRECTORY`."""
+    """Scalars as event files; view them with `tensorboard --logdir DIRECTORY`."""
 
     def __init__(self, directory: Path) -> None:
         self.check()
@@ -50,7 +50,7 @@ class TensorBoard:
 
     @staticmethod
     def check() -> None:
-        """That it can be used here, before anything has begun."""
+        """Check that it is installed, before any work starts."""
         optional("tensorboard", wanted_by="--tensorboard", install="tensorboard")
 
     def __call__(self, step: int, metrics: Values, state: State | None = None) -> None:
@@ -62,7 +62,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One W&B run, gone on with under its id; `offline` writes into `directory` alone and sends nothing."""
+    """One W&B run, resumed under its id; `offline` writes only to `directory` and sends nothing."""
 
     def __init__(self, mode: str, *, directory: Path, run_id: str, config: dict[str, Any]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -72,12 +72,12 @@ class WeightsAndBiases:
 
     @staticmethod
     def check(mode: str) -> ModuleType:
-        """The package, if the mode is one it has."""
+        """The package, if it is installed and the mode is valid."""
         require(mode in WANDB_MODES, "--wandb", f"must be {' or '.join(WANDB_MODES)}", mode)
         return optional("wandb", wanted_by="--wandb", install="wandb")
 
     def __call__(self, step: int, metrics: Values, state: State | None = None) -> None:
-        # Trials end in any order, but W&B's own steps only go up: the number is a value like the others.
+        # Trials end in any order, but W&B's own steps must increase: the number is logged like any other value.
         self._run.log({"number": step, **metrics})
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs are directories: run.json, metrics.jsonl, snapshot and result, each whole or absent."""
+"""Runs are directories: run.json, metrics.jsonl, snapshot and result, each complete or absent."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from engram.core.errors import CheckpointError, ConfigError
 from engram.core.loop import State, Values
 
 Settings = TypeVar("Settings")
-"""A dataclass of settings, every one of which run.json records."""
+"""A dataclass of settings; run.json records every field."""
 
-CURE = "put back what was there, or start anew in another directory with -o"
+CURE = "restore the original file, or start again in another directory with -o"
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Where the files of one run lie."""
+    """The paths of one run's files."""
 
     path: Path
 
@@ -48,16 +48,16 @@ class RunDirectory:
 
 
 def require_free(directory: Path) -> None:
-    """An earlier run in the directory is resumed or left alone, never mixed with another."""
+    """Refuse a directory with an earlier run: it is resumed or left alone, never mixed with another."""
     run = RunDirectory(directory)
     if run.snapshot.exists() or run.metrics.exists():
         raise ConfigError(
-            f"{directory} already holds a run; resume it with --resume, or choose another directory with -o"
+            f"{directory} already contains a run; resume it with --resume, or choose another directory with -o"
         )
 
 
 def read_record(directory: Path) -> dict[str, Any]:
-    """What run.json says, or an error that names the file, its damage and the cure."""
+    """The content of run.json, or an error that names the file, the damage and the cure."""
     path = RunDirectory(directory).record
     record = files.read_json(path, cure=CURE)
     if not isinstance(record, dict):
@@ -66,21 +66,21 @@ def read_record(directory: Path) -> dict[str, Any]:
 
 
 def recorded_recipe(directory: Path, asked: str | None, *, known: Collection[str]) -> str:
-    """The recipe of the run there; another one that is asked for is refused."""
+    """The recipe of the run in `directory`; asking for another one is an error."""
     found = read_record(directory).get("recipe")
     if not isinstance(found, str) or found not in known:
         problem = f"recipe must be one of {', '.join(known)}, got {_shown(found)}"
         raise _damaged(RunDirectory(directory).record, problem)
     if asked not in (None, found):
         raise CheckpointError(
-            f"{RunDirectory(directory).record} is of a run with --recipe {found}, not {asked}; "
-            f"resume with --recipe {found}, or start anew in another directory with -o"
+            f"{RunDirectory(directory).record} belongs to a run with --recipe {found}, not {asked}; "
+            f"resume with --recipe {found}, or start again in another directory with -o"
         )
     return found
 
 
 def read_settings(directory: Path, kind: type[Settings]) -> Settings:
-    """The settings that a run began with: every field of `kind`, no other, each of its type."""
+    """The settings that a run started with: every field of `kind` and no other, each of the right type."""
     path = RunDirectory(directory).record
     stored = read_record(directory).get("settings")
     if not isinstance(stored, dict):
@@ -89,8 +89,8 @@ def read_settings(directory: Path, kind: type[Settings]) -> Settings:
     if missing := [name for name in known if name not in stored]:
         raise _damaged(path, f"settings lacks {', '.join(missing)}")
     if unknown := [name for name in stored if name not in known]:
-        raise _damaged(path, f"settings has {', '.join(map(repr, unknown))}, which this version does not know")
-    try:  # as JSON and strict, so that "500" is no number and 1 no truth
+        raise _damaged(path, f"settings has {', '.join(map(repr, unknown))}, unknown to this version")
+    try:  # as JSON and strict, so that "500" is not a number and 1 is not a boolean
         return TypeAdapter(kind).validate_json(json.dumps(stored), strict=True)
     except ValidationError as error:
         problems = [
@@ -102,11 +102,11 @@ def read_settings(directory: Path, kind: type[Settings]) -> Settings:
 
 
 def refuse_difference(name: str, given: object, recorded: object, where: Path) -> NoReturn:
-    """A run is resumed with what it began with."""
+    """Raise: a run is resumed with the options it started with."""
     given, recorded = ("left out" if value is None else value for value in (given, recorded))
     raise ConfigError(
-        f"{name} is {given} here, but {recorded} in the run that {where} records; "
-        f"leave {name} out to resume that run, or start anew in another directory with -o"
+        f"{name} is {given} here, but {recorded} in the run recorded in {where}; "
+        f"leave {name} out to resume that run, or start again in another directory with -o"
     )
 
 
@@ -122,9 +122,9 @@ def _shown(value: object) -> str:
 
 @dataclass(eq=False)
 class MetricsLog:
-    """An observer that appends every `every`-th step to a JSON-lines file, or the next one that there is.
+    """An observer that appends every `every`-th step, or the next one observed, to a JSON-lines file.
 
-    A resumed run repeats the steps since its last snapshot: lines from its first step onwards are cut.
+    A resumed run repeats the steps since its last snapshot, so lines from its first step onwards are removed.
     """
 
     path: Path
@@ -148,7 +148,7 @@ class MetricsLog:
 
 
 def _step_of(line: str) -> float:
-    """The step of a line; one that a kill cut short counts as never written."""
+    """The step of a line; a line truncated by a kill counts as never written."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
@@ -156,7 +156,7 @@ def _step_of(line: str) -> float:
 
 
 def versions() -> dict[str, str]:
-    """What a result was computed with."""
+    """The versions that a result was computed with."""
     found = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
     for package in ("engram", "torch", "numpy"):
         try:
@@ -168,7 +168,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def commit() -> str | None:
-    """The commit that this code was checked out at, `+` after it if files differ; None for an installed copy."""
+    """The commit of this checkout, followed by `+` if files differ; None for an installed copy."""
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:

@@ -1,1 +1,1 @@
-"""Data: readers return an ImageSet, label maps turn its classes into a task's, the catalogue finds it by name."""
+"""Data: readers return an ImageSet, label maps turn its classes into a task's, the catalogue lists data sets."""

@@ -1,4 +1,4 @@
-"""The data sets engram knows by name, where they lie, and how a name or a path becomes an ImageSet."""
+"""The data sets that engram knows by name, where they are stored, and loading by name or path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def data_root(explicit: Path | None = None) -> Path:
-    """The folder that holds the data sets: the argument, else ENGRAM_DATA, else ~/.cache/engram.
+    """The folder of the data sets: the argument, else ENGRAM_DATA, else ~/.cache/engram.
 
     >>> data_root(Path("photos")).name
     'photos'
@@ -26,7 +26,7 @@ def data_root(explicit: Path | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Entry:
-    """One data set: `signs` are files under the data root of which any one shows that it is there."""
+    """One data set: any one of the files `signs` under the data root shows that it is present."""
 
     name: str
     description: str
@@ -44,7 +44,7 @@ class Entry:
         return not self.embedded
 
     def found(self, root: Path) -> Path | None:
-        """The folder under `root` that holds it, or None."""
+        """Its folder under `root`, or None."""
         return next(((root / sign).parent for sign in self.signs if (root / sign).is_file()), None)
 
 
@@ -91,7 +91,7 @@ def load(name: str, *, root: Path | None = None, train: bool = True) -> ImageSet
     if name in CATALOG:
         entry = CATALOG[name]
         require(train or entry.has_test, "train", f"must be True for {name}, which has no test split", train)
-        from engram.data.readers import READERS  # here, since listing the catalogue must not wait for torch
+        from engram.data.readers import READERS  # here, so that listing the catalogue does not import torch
 
         return READERS[name](data_root(root), train)
     kind, path = _own_data(name)
@@ -106,7 +106,7 @@ def load(name: str, *, root: Path | None = None, train: bool = True) -> ImageSet
 
 
 def default_labels(name: str, *, own_classes: bool = False) -> str:
-    """Name of the label map to use when none is chosen; a task that takes all classes keeps the set's own.
+    """The default label map; tasks that use all classes keep the data set's own.
 
     >>> default_labels("mnist"), default_labels("mnist", own_classes=True), default_labels("folder:photos")
     ('odd-even', 'identity', 'identity')
@@ -115,7 +115,7 @@ def default_labels(name: str, *, own_classes: bool = False) -> str:
 
 
 def _own_data(name: str) -> tuple[str, Path]:
-    """Split `npz:PATH` and `folder:PATH`, and tell what a plain path is."""
+    """Split `npz:PATH` and `folder:PATH`, and find the kind of a plain path."""
     kind, colon, place = name.partition(":")
     if colon and kind in ("npz", "folder"):
         return kind, Path(place).expanduser()
@@ -128,5 +128,5 @@ def _own_data(name: str) -> tuple[str, Path]:
     hint = f"did you mean {close[0]}? " if close else ""
     raise ConfigError(
         f"there is no data set {name!r}; {hint}choose one of {', '.join(CATALOG)}, "
-        f"or your own as npz:PATH (arrays images, labels) or folder:PATH (one subfolder a class)"
+        f"or your own as npz:PATH (arrays images, labels) or folder:PATH (one subfolder per class)"
     )

@@ -1,7 +1,7 @@
 """Which images of which data set, under which labels.
 
-A label map turns a data set's classes into those of the task; a `DataChoice` says it all in words that a card can
-store and a command can repeat.
+A label map turns a data set's classes into those of the task; a `DataChoice` describes the whole choice in a form
+that a card can store and a command can repeat.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEFT_OUT = -1  # the label of an image that the task does not use
 
 @dataclass(frozen=True)
 class LabelMap:
-    """New labels from old ones, for data sets whose classes are `reads` (any if None).
+    """New labels from old ones, for data sets with the classes `reads` (any if None).
 
     `relabel` maps labels [n] in file order to [n], with `LEFT_OUT` for images to drop.
     """
@@ -51,7 +51,7 @@ def _face(labels: Tensor) -> Tensor:
 
 
 def _gate(labels: Tensor) -> Tensor:
-    """A door that knows every other face: the first is admitted, the second not, and so on.
+    """A door that admits every other face: the first is admitted, the second is not, and so on.
 
     >>> _gate(torch.tensor([0, 0, 1, 0])).tolist()
     [1, 0, -1, 1]
@@ -87,7 +87,7 @@ def apply_labels(images: ImageSet, map_name: str) -> ImageSet:
     """
     fitting = [name for name, label_map in LABEL_MAPS.items() if label_map.fits(images)]
     if map_name not in fitting:
-        cause = f"does not fit {images.name}" if map_name in LABEL_MAPS else "is no label map"
+        cause = f"does not fit {images.name}" if map_name in LABEL_MAPS else "is not a label map"
         raise ConfigError(f"labels {map_name!r} {cause}; for {images.name} choose one of: {', '.join(fitting)}")
     chosen = LABEL_MAPS[map_name]
     labels = chosen.relabel(images.labels)
@@ -103,7 +103,7 @@ def first_classes(images: ImageSet, count: int) -> ImageSet:
     ([0, 1, 0], ('a', 'b'))
     """
     known = len(images.classes)
-    require(2 <= count <= known, "classes", f"must lie in 2..{known}, what {images.name} has", count)
+    require(2 <= count <= known, "classes", f"must lie in 2..{known} ({images.name} has {known})", count)
     kept = images.labels < count
     return ImageSet(images.images[kept], images.labels[kept], images.name, images.classes[:count])
 
@@ -112,7 +112,7 @@ def first_classes(images: ImageSet, count: int) -> ImageSet:
 class DataChoice:
     """n balanced images of a data set under a label map: the first of each class, or a seeded choice.
 
-    `classes` keeps the first so many classes of the map; None keeps all.
+    `classes` keeps only that many classes of the map, the first ones; None keeps all.
     """
 
     name: str
@@ -122,11 +122,11 @@ class DataChoice:
     classes: int | None = None
 
     def load(self, root: Path | None = None, *, held_out: int | None = None) -> Split:
-        """Training images, as many held-out ones of the same classes, and the training mean."""
+        """Training images, by default as many held-out ones of the same classes, and the training mean."""
         return split(self.everything(root), self.n, held_out=held_out, seed=self.seed)
 
     def load_test(self, root: Path | None = None) -> ImageSet | None:
-        """The data set's own test images, balanced as the papers do, or None where there are none."""
+        """The data set's own test images, balanced as in the papers, or None if it has none."""
         entry = CATALOG.get(self.name)
         if entry is None or not entry.has_test:
             return None
@@ -134,7 +134,7 @@ class DataChoice:
         return everything.take(balanced(everything, largest(everything)))
 
     def everything(self, root: Path | None = None) -> ImageSet:
-        """All images of the data set under the label map, however many `n` asks for."""
+        """All images of the data set under the label map, regardless of `n`."""
         return self._mapped(load(self.name, root=root))
 
     def _mapped(self, images: ImageSet) -> ImageSet:

@@ -1,4 +1,4 @@
-"""Fetch a published data set: resumed where it was cut off, checked, then put in place whole."""
+"""Fetch a published data set: resume an interrupted download, check it, then move it into place atomically."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from engram.core.progress import Progress, silent
 class Remote:
     """One file to fetch into ROOT/`folder`.
 
-    An archive names what it `holds`; it is unpacked in ROOT and gives `folder`.
+    For an archive, `holds` lists its files; it is unpacked in ROOT and creates `folder`.
     """
 
     url: str
@@ -40,7 +40,7 @@ class Remote:
         return root / self.folder if self.holds else root / self.folder / self.file_name
 
     def by_hand(self, root: Path) -> str:
-        """What to do where this machine can't fetch it."""
+        """What to do if this machine can't fetch it."""
         if self.holds:
             return f"to place it by hand, unpack {self.url} in {root} so that {self.target(root)} exists"
         return f"to place it by hand, save {self.url} as {self.target(root)}"
@@ -51,8 +51,8 @@ _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 _CIFAR = "https://www.cs.toronto.edu/~kriz"
 _BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 
-# The published sums are MD5: enough against damage, no proof against malice, so the readers in `sources`
-# treat every file as hostile all the same.
+# The published checksums are MD5: enough against damage, not against malice, so the readers still treat every
+# file as hostile.
 REMOTES: dict[str, tuple[Remote, ...]] = {
     "mnist": (
         Remote(f"{_MNIST}/train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873", "MNIST/raw"),
@@ -85,7 +85,7 @@ REMOTES: dict[str, tuple[Remote, ...]] = {
 }
 
 
-MAX_BYTES = 2**30  # no published set comes near; a server that goes on sending is cut off
+MAX_BYTES = 2**30  # far above any published set; a server that sends more is cut off
 _CHUNK = 2**16
 _SILENCE = 60.0  # seconds without a byte before a connection counts as dead
 _RANGE_NOT_SATISFIABLE = 416
@@ -94,10 +94,10 @@ _RANGE_NOT_SATISFIABLE = 416
 def fetch(
     name: str, root: Path, progress: Progress = silent, *, files: Sequence[Remote] | None = None
 ) -> list[Path]:
-    """Fetch what `name` lacks under `root`; return what was added. What is there is never replaced."""
+    """Fetch what `name` lacks under `root`; return what was added. Existing files are never replaced."""
     if files is None:
         if name not in REMOTES:
-            raise ConfigError(f"{name} is not fetched from anywhere; engram can fetch {', '.join(REMOTES)}")
+            raise ConfigError(f"{name} can't be fetched; engram can fetch {', '.join(REMOTES)}")
         files = REMOTES[name]
     wanted = [remote for remote in files if not _is_here(remote, root)]
     for remote in wanted:
@@ -109,7 +109,7 @@ def fetch(
 
 
 def _is_here(remote: Remote, root: Path) -> bool:
-    """Whether it is in place; something else in its place is the user's, so it is an error, not replaced."""
+    """Whether it is in place; anything else there is the user's, so it is an error and is not replaced."""
     target = remote.target(root)
     if not target.exists():
         return False
@@ -118,7 +118,7 @@ def _is_here(remote: Remote, root: Path) -> bool:
     else:
         flaw = "" if _md5(target) == remote.md5 else "differs from the published file"
     if flaw:
-        raise DataError(f"{target} is there but {flaw}; use it as it is, or move it away and fetch again")
+        raise DataError(f"{target} exists but {flaw}; use it as it is, or move it away and fetch again")
     return True
 
 
@@ -131,8 +131,8 @@ def _fetch_one(name: str, remote: Remote, root: Path, progress: Progress) -> Non
     if found != remote.md5:
         part.unlink()
         raise DataError(
-            f"{remote.url} came with checksum {found}, not the published {remote.md5}, and was deleted; "
-            f"try again, and if it stays so, {remote.by_hand(root)}"
+            f"{remote.url} has checksum {found}, not the published {remote.md5}, and was deleted; "
+            f"try again, and if that fails, {remote.by_hand(root)}"
         )
     if remote.holds:
         _unpack(part, remote, root)
@@ -142,7 +142,7 @@ def _fetch_one(name: str, remote: Remote, root: Path, progress: Progress) -> Non
 
 
 def _download(name: str, remote: Remote, part: Path, progress: Progress) -> None:
-    """Append to `part` until it is whole; as long as each connection brings something, open another."""
+    """Append to `part` until it is complete; reconnect as long as each connection brings something."""
     while True:
         before = part.stat().st_size if part.exists() else 0
         total = _one_connection(remote, part, before, progress)
@@ -152,19 +152,19 @@ def _download(name: str, remote: Remote, part: Path, progress: Progress) -> None
         if size <= before:
             raise DataError(
                 f"the connection to {remote.url} was cut off at {size:,} of {total:,} bytes; "
-                f"run `engram data get {name}` again and it goes on from there"
+                f"run `engram data get {name}` again to resume from there"
             )
 
 
 def _one_connection(remote: Remote, part: Path, start: int, progress: Progress) -> int | None:
-    """Read until the server stops sending; return the whole file's size, None when it was not told."""
+    """Read until the server stops sending; return the size of the whole file, None if unknown."""
     request = urllib.request.Request(remote.url, headers={"Range": f"bytes={start}-"} if start else {})
     try:
         response = urllib.request.urlopen(request, timeout=_SILENCE)
     except urllib.error.HTTPError as error:
         with error:
             if error.code == _RANGE_NOT_SATISFIABLE and start:
-                return None  # all of it was here before; the checksum tells whether it is right
+                return None  # it was already complete; the checksum shows whether it is right
         raise
     with response:
         resumed = start > 0 and response.status == http.client.PARTIAL_CONTENT
@@ -181,7 +181,7 @@ def _one_connection(remote: Remote, part: Path, start: int, progress: Progress) 
 
 
 def _read(response: http.client.HTTPResponse, total: int | None) -> bytes:
-    """The next bytes; a connection that breaks counts as one that closes early, where the size can tell."""
+    """The next bytes; if the size is known, a broken connection counts as one that closed early."""
     try:
         return response.read1(_CHUNK)
     except (OSError, http.client.HTTPException):
@@ -191,12 +191,12 @@ def _read(response: http.client.HTTPResponse, total: int | None) -> bytes:
 
 
 def _unpack(archive: Path, remote: Remote, root: Path) -> None:
-    """Unpack beside the target with tarfile's `data` filter, then rename: the folder appears whole."""
+    """Unpack next to the target with tarfile's `data` filter, then rename: the folder appears atomically."""
     aside = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=root))
     try:
         with tarfile.open(archive, "r:gz") as members:
             size = 0
-            for member in members:  # counted and unpacked one by one: a bomb stops at the bound
+            for member in members:  # counted and unpacked one by one: a bomb stops at the limit
                 size += member.size
                 if size > MAX_BYTES:
                     raise OSError(f"it unpacks to more than {MAX_BYTES:,} bytes")

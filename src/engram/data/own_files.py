@@ -1,4 +1,4 @@
-"""Your own data: one .npz file with the arrays `images` and `labels`, or a folder with one subfolder a class."""
+"""Your own data: one .npz file with the arrays `images` and `labels`, or a folder with one subfolder per class."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from engram.core.files import aligned
 from engram.data.sets import ImageSet, numbered, to_unit, within_bound
 
 Array = np.ndarray[Any, np.dtype[Any]]
-MAX_CLASSES = 10_000  # labels beyond are identifiers, not classes
+MAX_CLASSES = 10_000  # larger labels are identifiers, not classes
 _CURE = "write it with numpy.savez(path, images=..., labels=...)"
 
 
 def load_npz(path: Path) -> ImageSet:
     """Read images [n, H, W], [n, H, W, C], [n, C, H, W] (bytes or floats in [0, 1]) or vectors [n, d], labels [n].
 
-    Vectors, such as table rows or embeddings, may be any finite floats; bytes count as pixels. Four axes mean
-    [n, C, H, W] when the second has 1 or 3 entries, else [n, H, W, C].
+    Vectors, such as table rows or embeddings, may be any finite floats; bytes are pixels. Four axes mean
+    [n, C, H, W] if the second has 1 or 3 entries, else [n, H, W, C].
     """
     arrays = _read(path)
     images, labels = arrays["images"], arrays["labels"]
@@ -36,8 +36,8 @@ def load_npz(path: Path) -> ImageSet:
         raise DataError(f"{path}: labels must be whole numbers [n], got {labels.dtype} {labels.shape}; {_CURE}")
     if not 0 <= int(labels.min()) <= int(labels.max()) < MAX_CLASSES:
         raise DataError(
-            f"{path}: labels must count classes 0, 1, ... below {MAX_CLASSES}, "
-            f"got {labels.min()}..{labels.max()}; number them anew"
+            f"{path}: labels must be classes 0, 1, ... below {MAX_CLASSES}, "
+            f"got {labels.min()}..{labels.max()}; renumber them"
         )
     return ImageSet(
         _channels_first(path, _unit(path, images)),
@@ -48,7 +48,7 @@ def load_npz(path: Path) -> ImageSet:
 
 
 def _read(path: Path) -> dict[str, Array]:
-    """Both arrays; their declared sizes are checked before a byte is unpacked, and no object is unpickled."""
+    """Both arrays; declared sizes are checked before a byte is unpacked, and nothing is unpickled."""
     try:
         with zipfile.ZipFile(path) as archive:
             within_bound(str(path), [sum(member.file_size for member in archive.infolist())])
@@ -59,9 +59,9 @@ def _read(path: Path) -> dict[str, Array]:
     except KeyError as error:
         raise DataError(f"{path} lacks an array: {error.args[0]}; {_CURE}") from error
     except ValueError as error:
-        raise DataError(f"{path} holds something other than plain numbers ({error}); {_CURE}") from error
+        raise DataError(f"{path} contains something other than plain numbers ({error}); {_CURE}") from error
     except (OSError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} is not a whole .npz file ({error}); {_CURE}") from error
+        raise DataError(f"{path} is not a complete .npz file ({error}); {_CURE}") from error
 
 
 def _unit(path: Path, images: Array) -> Tensor:
@@ -72,10 +72,10 @@ def _unit(path: Path, images: Array) -> Tensor:
             f"{path}: images must be uint8 0..255 or floats in [0, 1], got {images.dtype}; convert them"
         )
     if images.ndim == 2:
-        if images.size and not np.abs(images).max() <= np.finfo(np.float32).max:  # said so that NaN fails it too
+        if images.size and not np.abs(images).max() <= np.finfo(np.float32).max:  # written so that NaN fails too
             raise DataError(f"{path}: vectors must be finite in float32; remove or scale such values")
         return aligned(torch.from_numpy(images.astype(np.float32)))
-    if images.size and not (images.min() >= 0 and images.max() <= 1):  # said so that NaN fails it too
+    if images.size and not (images.min() >= 0 and images.max() <= 1):  # written so that NaN fails too
         raise DataError(
             f"{path}: float images must lie in [0, 1], got {images.min()}..{images.max()}; "
             f"scale them, or save bytes as uint8"
@@ -105,7 +105,7 @@ _COLOUR = frozenset({"P", "RGB", "RGBA", "CMYK", "YCbCr"})
 
 
 def load_folder(path: Path) -> ImageSet:
-    """Read subfolders (classes) and their pictures sorted by name.
+    """Read subfolders (classes) and their pictures, sorted by name.
 
     Images are [n, 1, H, W] if all pictures are gray, else [n, 3, H, W].
     """
@@ -114,7 +114,7 @@ def load_folder(path: Path) -> ImageSet:
     classes = sorted(sub for sub in path.iterdir() if sub.is_dir() and not sub.name.startswith("."))
     files = [(file, label) for label, sub in enumerate(classes) for file in _pictures(sub)]
     if not files:
-        raise DataError(f"{path} holds no class; put the pictures of each class into a subfolder of its own")
+        raise DataError(f"{path} contains no classes; put the pictures of each class into its own subfolder")
     mode = _common_mode([file for file, _ in files])
     pixels = []
     for file, _ in files:
@@ -129,12 +129,12 @@ def _pictures(folder: Path) -> list[Path]:
     files = (file for file in folder.iterdir() if not file.name.startswith("."))
     found = sorted(file for file in files if file.suffix.lower() in SUFFIXES)
     if not found:
-        raise DataError(f"class folder {folder} holds no picture; add some, or delete it")
+        raise DataError(f"class folder {folder} contains no pictures; add some, or delete it")
     return found
 
 
 def _common_mode(files: list[Path]) -> str:
-    """Read headers only, so that a wrong size or depth is said before anything is decoded."""
+    """Read only headers, so that a wrong size or depth is reported before anything is decoded."""
     colour, first_size = False, (0, 0)
     for file in files:
         with _opened(file) as picture:
@@ -144,7 +144,7 @@ def _common_mode(files: list[Path]) -> str:
             if picture.size != first_size:
                 width, height = picture.size
                 raise DataError(
-                    f"pictures must have one size: {file} is {width}×{height} but {files[0].name} is "
+                    f"pictures must all have the same size: {file} is {width}×{height} but {files[0].name} is "
                     f"{first_size[0]}×{first_size[1]}; resize them, e.g. with `mogrify -resize WxH!`"
                 )
             colour |= picture.mode in _COLOUR
@@ -166,5 +166,5 @@ def _opened(file: Path) -> Iterator[Image.Image]:
         ) from error
     except UnidentifiedImageError as error:
         raise DataError(f"{file} is not a picture; delete it or save it again") from error
-    except (OSError, SyntaxError, ValueError) as error:  # SyntaxError is Pillow's word for a broken PNG
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow raises SyntaxError for a broken PNG
         raise DataError(f"{file} is truncated or damaged ({error}); delete it or save it again") from error

@@ -22,10 +22,10 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def missing(name: str, looked_for: Path) -> DataError:
-    """The error for a data set whose files are not there: where they were sought and three ways out."""
+    """The error for a data set whose files are missing: where they were looked for, and three cures."""
     return DataError(
-        f"{name} is not here: there is no {looked_for}; fetch it with `engram data get {name}`, "
-        f"or point --data-root or the variable ENGRAM_DATA at the folder that holds your copy"
+        f"{name} was not found: there is no {looked_for}; fetch it with `engram data get {name}`, "
+        f"or point --data-root or the variable ENGRAM_DATA at the folder with your copy"
     )
 
 
@@ -72,12 +72,12 @@ def read_idx(path: Path, dims: int) -> Bytes:
                 )
             shape = struct.unpack(f">{dims}I", header[4:])
             size = within_bound(str(path), shape)
-            body = stream.read(size + 1)  # one more than declared shows surplus without unpacking all of it
+            body = stream.read(size + 1)  # one byte more shows any surplus without unpacking all of it
     except (EOFError, OSError, zlib.error, struct.error) as error:
         raise DataError(f"{path} is truncated or damaged ({error}); {cure}") from error
     if len(body) != size:
         found = "more" if len(body) > size else f"only {len(body):,}"
-        raise DataError(f"{path} is truncated or damaged: it declares {size:,} bytes and holds {found}; {cure}")
+        raise DataError(f"{path} is truncated or damaged: it declares {size:,} bytes but contains {found}; {cure}")
     return np.frombuffer(body, np.uint8).reshape(shape)
 
 
@@ -98,7 +98,7 @@ _PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class _Layout:
-    """Folder and file names of one version; in the binary one a record is `label_bytes`, then the pixels."""
+    """Folder and file names of one data set; a record of the binary version is `label_bytes`, then the pixels."""
 
     python: str
     binary: str
@@ -131,7 +131,7 @@ _LAYOUTS: dict[Name, _Layout] = {
 def load_cifar(root: Path, name: Name, train: bool) -> ImageSet:
     """Read the batches that are there, in order; images [n, 3, 32, 32].
 
-    A copy with only some training batches is fine: what it holds is what is loaded.
+    A copy with only some of the training batches is fine: whatever it contains is loaded.
     """
     layout = _LAYOUTS[name]
     stems = layout.train if train else layout.test
@@ -153,9 +153,9 @@ def _read_python(path: Path, label_key: str) -> Batch:
     pixels, labels = content.get("data"), content.get(label_key)
     labels = labels.tolist() if isinstance(labels, np.ndarray) else labels
     if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape[1:] == (_PIXELS,)):
-        raise DataError(f"{path} holds no `data` of bytes [n, {_PIXELS}]; fetch CIFAR's python version again")
+        raise DataError(f"{path} contains no `data` of bytes [n, {_PIXELS}]; fetch CIFAR's python version again")
     if not (isinstance(labels, list) and all(isinstance(label, int) for label in labels)):
-        raise DataError(f"{path} holds no list of numbers `{label_key}`; fetch CIFAR's python version again")
+        raise DataError(f"{path} contains no list of numbers `{label_key}`; fetch CIFAR's python version again")
     return pixels, labels
 
 
@@ -163,7 +163,7 @@ def _read_binary(path: Path, label_bytes: int) -> Batch:
     size, record = within_bound(str(path), [path.stat().st_size]), label_bytes + _PIXELS
     if size == 0 or size % record:
         raise DataError(
-            f"{path} is truncated: {size:,} bytes are no whole number of {record}-byte records; "
+            f"{path} is truncated: {size:,} bytes are not a whole number of {record}-byte records; "
             f"delete it and fetch or copy it again"
         )
     records = np.frombuffer(path.read_bytes(), np.uint8).reshape(-1, record)
@@ -171,7 +171,7 @@ def _read_binary(path: Path, label_bytes: int) -> Batch:
 
 
 def _fine_names(root: Path, layout: _Layout) -> tuple[str, ...]:
-    """CIFAR-100's class names from whichever version is there; numbers when neither brings them."""
+    """CIFAR-100's class names from whichever version is there; numbers if neither has them."""
     meta, text = root / layout.python / "meta", root / layout.binary / "fine_label_names.txt"
     names: object = None
     if meta.is_file():
@@ -200,7 +200,7 @@ def load_circle(points: int = 20) -> ImageSet:
 
 def load_faces() -> ImageSet:
     """Labelled Faces in the Wild, a subset: images [200, 1, 25, 25], label 0 = face, 1 = non-face."""
-    from skimage.data import lfw_subset  # here, because it takes a second that no other source should pay
+    from skimage.data import lfw_subset  # here, because the import takes a second
 
     pixels = lfw_subset()  # type: ignore[no-untyped-call]
     images = torch.tensor(pixels, dtype=torch.float32)[:, None]
@@ -215,4 +215,4 @@ READERS: dict[str, Callable[[Path, bool], ImageSet]] = {
     "cifar10": lambda root, train: load_cifar(root, "cifar10", train),
     "cifar100": lambda root, train: load_cifar(root, "cifar100", train),
 }
-"""By the names of the catalogue: from the data root, and whether the training images are wanted, to the images."""
+"""Readers by name in the catalogue; the arguments are the data root and whether to read the training images."""

@@ -1,7 +1,7 @@
-"""Read the pickles that CIFAR comes in without running anything they name.
+"""Read CIFAR's pickles without running anything they name.
 
-A pickle may name any function and have it called. Here each name it may use is answered with an inert
-class that only keeps its arguments, so not even numpy's own code runs; every other name is refused.
+A pickle may name any function and have it called. Here each permitted name is replaced by an inert class that
+only stores its arguments, so not even numpy's own code runs; every other name is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engram.data.sets import within_bound
 
 
 class _Inert:
-    """Keeps what the pickle passes; BUILD finds `__setstate__` and so can set no attribute."""
+    """Stores what the pickle passes; BUILD finds `__setstate__`, so it cannot set attributes."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -58,7 +58,7 @@ _ADMITTED: dict[str, type[_Inert]] = {
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Looks names up in `_ADMITTED` and nowhere else: nothing is imported, nothing is called."""
+    """Looks up names only in `_ADMITTED`: nothing is imported, nothing is called."""
 
     def find_class(self, module: str, name: str) -> type[_Inert]:
         try:
@@ -79,7 +79,7 @@ def read_pickle(path: Path, wanted: Collection[str]) -> dict[str, Any]:
             f"refused: {path} {error}; a data set needs only arrays, so this file may be hostile: "
             f"delete it and fetch it again"
         ) from error
-    except Exception as error:  # damaged pickles raise almost anything, and all of it means the same
+    except Exception as error:  # damaged pickles can raise almost anything
         cause = str(error) or type(error).__name__
         raise DataError(
             f"{path} is truncated or damaged ({cause}); delete it and fetch or copy it again"
@@ -87,14 +87,14 @@ def read_pickle(path: Path, wanted: Collection[str]) -> dict[str, Any]:
 
 
 def _text(key: Any) -> Any:
-    """A dictionary key as text, whichever of Python 2 and 3 wrote it."""
+    """A dictionary key as text, written by either Python 2 or 3."""
     if isinstance(key, _Encoded):
         return key.arguments[0]
     return key.decode("latin1") if isinstance(key, bytes) else key
 
 
 def _plain(value: Any) -> Any:
-    """Turn a record of an array into the array; leave everything else as it is."""
+    """Turn the record of an array into the array; leave everything else unchanged."""
     order: Any
     if isinstance(value, _Array):
         shape, dtype, fortran, data = value.state[-4:]
@@ -107,7 +107,7 @@ def _plain(value: Any) -> Any:
         data = data.arguments[0]
     code = dtype.arguments[0]
     if not re.fullmatch("[biu][1248]", code):
-        raise DataError(f"holds an array of type {code!r}")
+        raise DataError(f"contains an array of type {code!r}")
     numbers = np.frombuffer(
         data.encode("latin1") if isinstance(data, str) else data,
         np.dtype((dtype.state[1] if dtype.state else "=") + code),

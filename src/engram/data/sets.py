@@ -1,4 +1,4 @@
-"""ImageSet: images with labels, what every reader returns; Split: training images and held-out ones."""
+"""ImageSet: images with labels, returned by every reader; Split: training images and held-out ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_BYTES = 2**30  # a declared size beyond this is a mistake or an attack; a fu
 class ImageSet:
     """Images [n, *shape] as float32 with values in [0, 1] (or vectors of any values), labels [n] int64.
 
-    `name` says where they come from; `classes` names the label values 0, 1, ...
+    `name` is their source; `classes` names the label values 0, 1, ...
     """
 
     images: Tensor
@@ -65,7 +65,7 @@ class Split:
 def balanced(images: ImageSet, n: int, *, seed: int | None = None, skip: int = 0) -> Tensor:
     """Indices [n] of n / C images of each of the C classes, in file order.
 
-    Without a seed they are the first of each class; with one, a random choice. `skip` passes over as many
+    Without a seed they are the first of each class; with one, a random choice. `skip` skips that many
     images, equally many of each class: `balanced(..., skip=n)` is disjoint from `balanced(..., n)`.
 
     >>> from engram.data.readers import load_circle
@@ -79,7 +79,7 @@ def balanced(images: ImageSet, n: int, *, seed: int | None = None, skip: int = 0
         )
         after = f" after the first {skip}" if skip else ""
         raise DataError(
-            f"{images.name} has no {n} balanced images{after}: it holds {counts}; "
+            f"{images.name} does not have {n} balanced images{after}: it contains {counts}; "
             f"ask for at most {max(largest(images) - skip, 0)}"
         )
     generator = None if seed is None else torch.Generator().manual_seed(seed)
@@ -93,7 +93,7 @@ def balanced(images: ImageSet, n: int, *, seed: int | None = None, skip: int = 0
 
 
 def split(images: ImageSet, n: int, *, held_out: int | None = None, seed: int | None = None) -> Split:
-    """Train on `balanced` n images; hold out the next `held_out` (by default n, or as many as are left)."""
+    """Train on `balanced` n images; hold out the next `held_out` (default: n, or as many as are left)."""
     require(n > 0, "n", "must be positive", n)
     train = images.take(balanced(images, n, seed=seed))
     wanted = min(n, largest(images) - n) if held_out is None else held_out
@@ -126,13 +126,13 @@ def _per_class(images: ImageSet, argument: str, n: int) -> int:
     if n % classes:
         nearest = classes * max(1, round(n / classes))
         raise ConfigError(
-            f"{argument} must be a multiple of the {classes} classes of {images.name}, got {n}; try {nearest}"
+            f"{argument} must be a multiple of {classes}, the classes of {images.name}, got {n}; try {nearest}"
         )
     return n // classes
 
 
 def within_bound(what: str, shape: Sequence[int]) -> int:
-    """Number of bytes in `shape`, refused when it passes `MAX_BYTES`; exact integers, so no overflow.
+    """Number of bytes in `shape`, refused if above `MAX_BYTES`; exact integers, so no overflow.
 
     >>> within_bound("a batch", (10, 3, 32, 32))
     30720
@@ -156,5 +156,5 @@ def to_unit(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
 
 
 def numbered(count: int) -> tuple[str, ...]:
-    """Class names for labels that come without: ('0', '1', ...)."""
+    """Class names for labels without names: ('0', '1', ...)."""
     return tuple(str(label) for label in range(count))

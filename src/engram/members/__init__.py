@@ -1,8 +1,7 @@
-"""Membership: was this record in training? Asked of the weights, for records and held-out ones alike.
+"""Membership: was this record in training? The weights answer, for training and held-out records alike.
 
-boundaries   on how many neurons' boundaries a record lies
-duals        how much of the weights it explains in one fit with all others
-evidence     both, their combination, and the loss beside them
+kkt   on how many neurons' boundaries a record lies, how much of the weights it explains in one fit with all other
+      records, both combined, and the loss for comparison
 
-Nothing is fitted to who is a member: every score is a fixed function of the weights and the pooled records.
+Nothing is fitted to the true membership: every score is a fixed function of the weights and the pooled records.
 """

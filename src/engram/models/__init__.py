@@ -1,1 +1,1 @@
-"""Models: networks, tasks, the attacker's view, and opening files. All that an attack may import beside `core`."""
+"""Models: networks, tasks, the attacker's view, opening files. Besides `core`, all that an attack may import."""

@@ -2,7 +2,7 @@
 
 conv{k}x{channels}[s{stride}][p{padding}]   convolution with k x k kernels
 relu
-avgpool{k}                                  means over k x k squares that do not overlap
+avgpool{k}                                  means over non-overlapping k x k squares
 flatten                                     [C, H, W] to C H W values, as torch does
 {width}                                     a fully-connected layer
 """
@@ -21,7 +21,7 @@ EXAMPLE = "for example 'conv3x32 relu flatten 1000 relu 1'"
 
 
 class MisfitError(ValueError):
-    """A layer can't take what arrives; the message says why."""
+    """A layer can't take its input; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Conv:
 
 @dataclass(frozen=True)
 class AvgPool:
-    """Means over kernel x kernel squares side by side; what is left over at the far edges is dropped."""
+    """Means over adjacent kernel x kernel squares; what is left over at the far edges is dropped."""
 
     kernel: int
 
@@ -66,7 +66,7 @@ class AvgPool:
 
 @dataclass(frozen=True)
 class ReLU:
-    """max(z, 0), or what an attack puts in its place."""
+    """max(z, 0), or an attack's replacement for it."""
 
     def __str__(self) -> str:
         return "relu"
@@ -108,7 +108,7 @@ Layer = Conv | AvgPool | ReLU | Flatten | Dense
 
 
 def parse_layers(text: str) -> tuple[Layer, ...]:
-    """The layers of a line of text; every word that is none is named in one error.
+    """The layers of a line of text; one error names every unknown word.
 
     >>> [str(layer) for layer in parse_layers("conv3x8s2p1 relu avgpool2 flatten 10")]
     ['conv3x8s2p1', 'relu', 'avgpool2', 'flatten', '10']
@@ -117,7 +117,7 @@ def parse_layers(text: str) -> tuple[Layer, ...]:
     layers = [_layer(word) for word in words]
     if unknown := [word for word, layer in zip(words, layers, strict=True) if layer is None]:
         raise ConfigError(
-            f"--arch has no layer {', '.join(map(repr, unknown[:8]))}; it knows conv{{k}}x{{channels}}"
+            f"--arch has no layer {', '.join(map(repr, unknown[:8]))}; use conv{{k}}x{{channels}}"
             f"[s{{stride}}][p{{padding}}], relu, avgpool{{k}}, flatten and {{width}}, {EXAMPLE}"
         )
     return tuple(layer for layer in layers if layer is not None)
@@ -150,12 +150,12 @@ def _image(shape: Shape) -> Shape:
 
 MAX_LAYERS = 256
 MAX_VALUES = 2**31
-"""Weights of one layer, and values between two layers, at the most: shapes of strangers may be absurd."""
+"""Most weights in one layer, and most values between two layers: foreign files may contain absurd shapes."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Layers that fit one after the other, from an input shape to a fully-connected output layer.
+    """Layers that fit together, from an input shape to a fully-connected output layer.
 
     >>> net = Architecture.parse("conv3x32 relu flatten 1000 relu 1", (3, 32, 32))
     >>> net.weight_shapes
@@ -182,13 +182,13 @@ class Architecture:
 
     @property
     def name(self) -> str:
-        """Without what has no weights or choices."""
+        """Without layers that have neither weights nor settings."""
         shown = [str(layer) for layer in self.layers if not isinstance(layer, ReLU | Flatten)]
         return "-".join(["x".join(map(str, self.input_shape)), *shown])
 
     @cached_property
     def shapes(self) -> tuple[Shape, ...]:
-        """What enters each layer, and what comes out in the end."""
+        """The input shape of each layer, and the output shape."""
         shapes = [self.input_shape]
         for layer in self.layers:
             shapes.append(layer.shape_after(shapes[-1]))
@@ -196,13 +196,13 @@ class Architecture:
 
     @cached_property
     def weight_shapes(self) -> tuple[Shape, ...]:
-        """Of the layers that have weights."""
+        """Weight shapes of the layers that have weights."""
         pairs = zip(self.layers, self.shapes, strict=False)
         return tuple(layer.weight_shape(shape) for layer, shape in pairs if isinstance(layer, Conv | Dense))
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """How many values enter the first layer and come out of each layer that has weights."""
+        """Number of values that enter the first layer, and that leave each layer with weights."""
         pairs = zip(self.layers, self.shapes[1:], strict=True)
         after = [math.prod(shape) for layer, shape in pairs if isinstance(layer, Conv | Dense)]
         return (math.prod(self.input_shape), *after)
@@ -212,7 +212,7 @@ class Architecture:
             return [f"it must have 1 to {MAX_LAYERS} layers, got {len(self.layers)}"]
         problems = []
         if not any(isinstance(layer, Conv) for layer in self.layers):
-            problems.append("it has no convolution; fully-connected networks need no description")
+            problems.append("it has no convolution; leave --arch out for fully-connected networks")
         if not isinstance(self.layers[-1], Dense):
             problems.append(f"it must end in a fully-connected layer, not in {self.layers[-1]}")
         shape: Shape = self.input_shape

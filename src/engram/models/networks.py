@@ -21,14 +21,14 @@ from engram.models.row_space import RowSpace, first_layer_space
 Activation = Callable[[Tensor], Tensor]
 
 SUPPORTED = (
-    "fully-connected ReLU networks with one output (binary, regression) or one a class, weights as [out, in], "
+    "fully-connected ReLU networks with one output (binary, regression) or one per class, weights as [out, in], "
     "with or without biases, saved as a state_dict (.pt, .pth) or safetensors"
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Network(ABC):
-    """What training, attacks and files need of a network: weights and biases by layer, and a forward pass."""
+    """What training, attacks and files need from a network: weights and biases by layer, and a forward pass."""
 
     weights: tuple[Tensor, ...]
     biases: tuple[Tensor | None, ...]
@@ -40,7 +40,7 @@ class Network(ABC):
     @property
     @abstractmethod
     def sizes(self) -> tuple[int, ...]:
-        """How many values enter the network, and come out of each layer that has weights."""
+        """Number of values that enter the network, and that leave each layer with weights."""
 
     @property
     @abstractmethod
@@ -48,7 +48,7 @@ class Network(ABC):
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:
-        """The shape of one input, if the layers tell it; None: any shape of that many values."""
+        """The shape of one input, if the layers determine it; None: any shape with the right number of values."""
         return None
 
     @property
@@ -77,13 +77,13 @@ class Network(ABC):
         )
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
-        """The same network elsewhere or in another precision; itself, where that changes nothing."""
+        """The same network on another device or in another precision; itself, if that changes nothing."""
         moved = {name: value.to(device=device, dtype=dtype) for name, value in self.params.items()}
         is_same = all(moved[name] is value for name, value in self.params.items())
         return self if is_same else self.with_params(moved)
 
     def digest(self) -> str:
-        """SHA-256 of names and values: says which weights a result belongs to. Computed once."""
+        """SHA-256 of names and values: identifies the weights of a result. Computed once."""
         return self._digest
 
     @cached_property
@@ -100,7 +100,7 @@ class Network(ABC):
         return all(bias is None for bias in self.biases[1:])
 
     def _beyond_weights(self) -> bytes:
-        """What the outputs depend on that the names and shapes of the weights do not tell."""
+        """What the outputs depend on besides the names and values of the weights."""
         return b""
 
 
@@ -131,7 +131,7 @@ class DenseNetwork(Network):
         return "-".join(map(str, self.sizes))
 
     def row_space(self, input_shape: tuple[int, ...]) -> RowSpace:
-        """What training has written into the first layer, for inputs of that shape. Found once."""
+        """What training has written into the first layer, for inputs of that shape. Computed once."""
         if input_shape not in self._row_spaces:
             self._row_spaces[input_shape] = first_layer_space(self.weights[0], input_shape)
         return self._row_spaces[input_shape]
@@ -143,12 +143,12 @@ class DenseNetwork(Network):
 
 N = TypeVar("N", bound=Network, default=DenseNetwork)
 N_co = TypeVar("N_co", bound=Network, default=DenseNetwork, covariant=True)
-"""A kind of network; what holds one holds a fully-connected one unless it says otherwise."""
+"""A kind of network; fully-connected by default."""
 
 
 @dataclass(frozen=True, eq=False)
 class ConvNetwork(Network):
-    """Weights [channels, C, k, k] and [out, in] of the layers of an architecture that have any, input to output.
+    """A network with convolutions: weights [channels, C, k, k] and [out, in] by layer, input to output.
 
     >>> net = Architecture.parse("conv2x1 relu flatten 1", (1, 2, 2))
     >>> ConvNetwork((torch.ones(1, 1, 2, 2), torch.tensor([[3.0]])), (None, None), net)(torch.ones(1, 4))
@@ -158,11 +158,11 @@ class ConvNetwork(Network):
     architecture: Architecture
 
     def __call__(self, inputs: Tensor, activation: Activation = torch.relu) -> Tensor:
-        """Outputs [n, outputs] for inputs [n, ...] of as many values as the input shape has."""
+        """Outputs [n, outputs] for inputs [n, ...] with as many values as the input shape."""
         return self._through(self.architecture.layers, inputs, activation)
 
     def features(self, inputs: Tensor, activation: Activation = torch.relu) -> Tensor:
-        """What enters the first fully-connected layer, [n, features]."""
+        """The inputs of the first fully-connected layer, [n, features]."""
         return self._through(self.architecture.layers[: self._first_dense], inputs, activation)
 
     @cached_property
@@ -172,13 +172,13 @@ class ConvNetwork(Network):
             upper = self.architecture.layers[self._first_dense :]
             raise ConfigError(
                 f"{self.name} has no fully-connected part of the form 'width relu width': "
-                f"{' '.join(map(str, upper))}; use `engram reconstruct --recipe buzaglo2023`, which reads them"
+                f"{' '.join(map(str, upper))}; use `engram reconstruct --recipe buzaglo2023`, which supports them"
             )
         return DenseNetwork(self.weights[self._lower :], self.biases[self._lower :])
 
     @property
     def has_head(self) -> bool:
-        """Whether a ReLU lies between any two of the fully-connected layers."""
+        """Whether there is a ReLU between each two fully-connected layers."""
         upper = self.architecture.layers[self._first_dense :]
         return all(isinstance(layer, ReLU if place % 2 else Dense) for place, layer in enumerate(upper))
 
@@ -189,7 +189,7 @@ class ConvNetwork(Network):
 
     @cached_property
     def dense_equivalent(self) -> DenseNetwork | None:
-        """The same function as a fully-connected network where all kernels cover what enters them; else None."""
+        """The same function as a fully-connected network if every kernel covers its whole input; else None."""
         layers = [layer for layer in self.architecture.layers if not isinstance(layer, Flatten)]
         entering = zip(self.architecture.layers, self.architecture.shapes, strict=False)
         whole = all(
@@ -211,7 +211,7 @@ class ConvNetwork(Network):
 
     @property
     def _lower(self) -> int:
-        """How many layers with weights lie below the first fully-connected one."""
+        """How many layers with weights are below the first fully-connected one."""
         return sum(isinstance(layer, Conv) for layer in self.architecture.layers[: self._first_dense])
 
     def _through(self, layers: Sequence[Layer], inputs: Tensor, activation: Activation) -> Tensor:

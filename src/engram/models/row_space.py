@@ -1,21 +1,21 @@
 """The row space of the first layer: the input directions that training has written into it.
 
 From a small start W = U_0 + sum_i u_i x_iᵀ, the part of an input outside the span of the training images meets
-only the noise U_0 of the initialisation. The singular values of that noise end at sigma (sqrt h + sqrt d); what
-lies above is signal. Writing x = Vᵀ z with V [r, d] is a rotation: nothing is approximated inside the span.
+only the noise U_0 of the initialisation. The singular values of that noise end at sigma (sqrt h + sqrt d);
+anything above is signal. Writing x = Vᵀ z with V [r, d] is a rotation: nothing is approximated inside the span.
 
-Where the inputs are images, more can be found. Noise of the initialisation is spread evenly over all d
-frequencies, images are not: among the k frequencies in which photographs have most of their power the noise ends
-at sigma (sqrt h + sqrt k) instead of sigma (sqrt h + sqrt d), and directions stand out that the whole spectrum
-hides. So
+If the inputs are images, more can be found. The noise of the initialisation is spread evenly over all d
+frequencies; images are not. Among the k frequencies with most of the power of photographs, the noise ends at
+sigma (sqrt h + sqrt k) instead of sigma (sqrt h + sqrt d), and directions stand out that are hidden in the whole
+spectrum. So
 
-1. of several bands k take the one in which the directions above the noise are told best, and there the
-   neurons' patterns u_j (left singular vectors) that go with them;
+1. of several bands k, choose the one that resolves the directions above the noise best, and take the
+   corresponding patterns of the neurons, u_j (left singular vectors);
 2. read each direction over all frequencies, u_jᵀ W, and in every shell of frequencies keep the share that is
-   signal (Wiener): E - sigma² k out of the energy E that it has there.
+   signal (Wiener): E - sigma² k out of its energy E there.
 
-From a small start this keeps fine detail and adds weak directions; from a standard start, whose noise hides all
-but a few directions, it is what makes an attack possible at all. Numbers in docs/engine-log.md.
+From a small start this keeps fine detail and adds weak directions. From a standard start, whose noise hides all
+but a few directions, it makes an attack possible in the first place. Numbers are in docs/engine-log.md.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 SAFETY = 1.05
-"""Signal directions start this factor above the noise edge, where the noise's own fluctuations have ended: they
-are of the order of h^(-2/3), 1 % for 1,000 neurons."""
+"""Signal directions start this factor above the noise edge, beyond the noise's own fluctuations, which are of the
+order of h^(-2/3), 1 % for 1,000 neurons."""
 SMALLEST = 1e-7
-"""Share of the largest singular value below which `decompose` gives none."""
+"""Share of the largest singular value below which `decompose` is not accurate."""
 
 FAINT_BELOW = 4.0
 """Times the noise edge: weaker directions reach less far; see `RowSpace.contrast`."""
@@ -40,7 +40,7 @@ FAINT_BELOW = 4.0
 @dataclass(frozen=True, eq=False)
 class RowSpace:
     """Orthonormal directions V [r, d] with W's strength along each [r], all singular values of W [min(h, d)], and
-    where their noise ends. `detected` directions stand above it; one is there in any case."""
+    where their noise ends. `detected` directions are above it; at least one direction is kept in any case."""
 
     basis: Tensor
     strengths: Tensor
@@ -57,15 +57,15 @@ class RowSpace:
     def contrast(self) -> Tensor:
         """How far images reach along each direction, relative to their mean square, [r].
 
-        Photographs differ most along the directions that are strong in W. s / (s + 4 edge) is near enough, and
-        keeps the last ones, which are half noise, from being filled with it.
+        Photographs differ most along the directions that are strong in W. s / (s + 4 edge) is close enough, and
+        keeps the last ones, which are half noise, from filling up with noise.
         """
         shares = self.strengths / (self.strengths + FAINT_BELOW * self.edge)
         return shares / shares.square().mean().sqrt()
 
 
 def find_row_space(weight: Tensor) -> RowSpace:
-    """Directions of W [h, d] above the noise edge; the noise level is read off the spectrum's lower end.
+    """Directions of W [h, d] above the noise edge; the noise level is estimated from the spectrum's lower end.
 
     At least one direction is kept.
     """
@@ -83,16 +83,16 @@ def noise_edge(std: float, rows: int, columns: int) -> float:
 
 
 def floor_of_rounding(values: Tensor, dtype: torch.dtype) -> float:
-    """Weight decay can take all noise away; what is left below the largest value is then rounding, no signal."""
+    """Weight decay can remove all noise; what is left far below the largest value is then rounding, not signal."""
     return float(values[0]) * max(torch.finfo(dtype).eps, SMALLEST)
 
 
 def decompose(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Singular values, descending [k], and right singular vectors [k, d], k = min(h, d), of a float64 matrix.
 
-    A layer has fewer neurons than pixels, so the eigenvectors U of W Wᵀ [h, h] are quick to get, and
+    A layer has fewer neurons than pixels, so the eigenvectors U of W Wᵀ [h, h] are cheap, and
     V = diag(1/s) Uᵀ W. Squaring costs half the digits: float64 keeps values down to 1e-7 of the largest, far below
-    any noise of an initialisation. Vectors of smaller values are not orthogonal, and no use is made of them.
+    any noise of an initialisation. Vectors of smaller values are not orthogonal and are not used.
 
     >>> values, directions = decompose(torch.tensor([[0.0, 3.0, 0.0], [2.0, 0.0, 0.0]]).double())
     >>> values.tolist(), directions.abs().tolist()
@@ -112,14 +112,14 @@ def noise_level(values: Tensor, rows: int, columns: int, quantile: float = 0.2) 
     """Standard deviation of the noise, from the lower `quantile` of the singular values (descending order).
 
     The singular values of pure noise follow the Marchenko-Pastur law; the lower ones are noise unless the
-    data fill the whole space, and their place in the law tells sigma.
+    data fill the whole space, and their place in the law determines sigma.
     """
     index = min(len(values) - 1, math.ceil(len(values) * (1 - quantile)))
     return float(values[index]) / marchenko_pastur_quantile(rows, columns, quantile)
 
 
 def marchenko_pastur_quantile(rows: int, columns: int, quantile: float) -> float:
-    """The singular value of unit-variance noise [rows, columns] below which that share of them lies.
+    """The given quantile of the singular values of unit-variance noise [rows, columns].
 
     Density of the squared values t in [a, b], a, b = (sqrt rows -/+ sqrt columns)²: sqrt((t - a)(b - t)) / t.
 
@@ -142,22 +142,22 @@ COLOUR = 0.15
 
 @dataclass(frozen=True, eq=False)
 class Frequencies:
-    """Cosines over channels, rows and columns of images [C, H, W], sorted by the power photographs have in them.
+    """Cosines over channels, rows and columns of images [C, H, W], sorted by their power in photographs.
 
-    That power falls as 1 / f², and differences between channels have little of it. Only the order is used, so a
-    picture of another kind costs nothing but the advantage.
+    That power falls as 1 / f², and differences between channels have little of it. Only the order is used, so
+    images of another kind lose only the advantage.
     """
 
     shape: tuple[int, int, int]
     order: Tensor
-    """Of the C H W cosines, the one of most power first."""
+    """Indices of the C H W cosines, most power first."""
 
     @classmethod
     def of(cls, shape: tuple[int, int, int]) -> Frequencies:
         channels, height, width = shape
         down = torch.arange(height, dtype=torch.float64) / height
         across = torch.arange(width, dtype=torch.float64) / width
-        # A constant image has the power that half a period over the image would have.
+        # The constant gets the power of half a period over the image.
         squares = down[:, None].square() + across.square() + (0.5 / max(height, width)) ** 2
         colours = torch.full((channels,), COLOUR, dtype=torch.float64)
         colours[0] = 1.0
@@ -165,11 +165,11 @@ class Frequencies:
         return cls(shape, power.flatten().argsort(descending=True, stable=True))
 
     def coefficients(self, rows: Tensor) -> Tensor:
-        """Rows [n, C H W] of pixels as rows of cosines, those of most power first."""
+        """Rows [n, C H W] of pixels as rows of cosine coefficients, most power first."""
         return self._turned(rows, [cosines(size).to(rows) for size in self.shape])[:, self.order.to(rows.device)]
 
     def pixels(self, coefficients: Tensor) -> Tensor:
-        """The way back: the basis is orthonormal."""
+        """The inverse: the basis is orthonormal."""
         rows = torch.empty_like(coefficients)
         rows[:, self.order.to(rows.device)] = coefficients
         return self._turned(rows, [cosines(size).to(rows).T for size in self.shape])
@@ -179,7 +179,7 @@ class Frequencies:
 
 
 def cosines(size: int) -> Tensor:
-    """The orthonormal cosine transform (DCT-II), one frequency a row, [size, size].
+    """The orthonormal cosine transform (DCT-II), one frequency per row, [size, size].
 
     >>> cosines(2).mul(10).round().div(10).tolist()
     [[0.7, 0.7], [0.7, -0.7]]
@@ -191,11 +191,11 @@ def cosines(size: int) -> Tensor:
 
 
 NARROWEST = 32
-"""Frequencies of the narrowest band at least, which is the first shell too; each further one has twice as many."""
+"""Least number of frequencies in the narrowest band, also the first shell; each further band has twice as many."""
 
 
 def find_image_space(weight: Tensor, shape: tuple[int, int, int]) -> RowSpace:
-    """Directions of W [h, C H W] above the noise in the band that tells them best; at least one is kept."""
+    """Directions of W [h, C H W] above the noise in the band that resolves them best; at least one is kept."""
     frequencies = Frequencies.of(shape)
     rows = frequencies.coefficients(weight.double())
     neurons, inputs = rows.shape
@@ -224,7 +224,7 @@ def find_image_space(weight: Tensor, shape: tuple[int, int, int]) -> RowSpace:
 
 @dataclass(frozen=True)
 class Band:
-    """The lowest `width` frequencies: how many directions stand out, and how well they are told, by theory."""
+    """The lowest `width` frequencies: how many directions stand out, and how well they are resolved in theory."""
 
     width: int
     detected: int
@@ -232,19 +232,19 @@ class Band:
 
     @classmethod
     def of(cls, values: Tensor, neurons: int, width: int, edge: float) -> Band:
-        """From the singular values of W [h, width] there, and where their noise ends."""
+        """From the singular values of W [h, width] in the band, and the edge of their noise."""
         standing_out = values[values > SAFETY * edge]
-        if len(standing_out) == 0:  # and perhaps no noise to measure them by
+        if len(standing_out) == 0:  # and perhaps no noise to compare with
             return cls(width, 0, 0.0)
         found = overlaps(standing_out * noise_edge(1.0, neurons, width) / edge, neurons, width)
         return cls(width, len(standing_out), float(found.sum()))
 
 
 def overlaps(values: Tensor, rows: int, columns: int) -> Tensor:
-    """Squared cosines between the singular vectors found, left and right, and those without noise, added.
+    """Sum of the squared cosines between the noisy and the noiseless singular vectors, left and right.
 
     For values above the edge of noise of variance 1 in [rows, columns] (Benaych-Georges and Nadakuditi 2012).
-    Strong directions have 2, those at the edge 0.
+    It is 2 for strong directions and 0 at the edge.
 
     >>> overlaps(torch.tensor([1e6, 1e3, 88.0]).double(), 1000, 3072).mul(100).round().div(100).tolist()
     [2.0, 2.0, 0.52]
@@ -256,7 +256,7 @@ def overlaps(values: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def bands(inputs: int) -> list[int]:
-    """How many frequencies each band has, the widest first.
+    """The number of frequencies in each band, widest first.
 
     >>> bands(3072), bands(30)
     ([3072, 1536, 768, 384, 192, 96, 48], [30])
@@ -268,7 +268,7 @@ def bands(inputs: int) -> list[int]:
 
 
 def singular_values(matrix: Tensor) -> Tensor:
-    """Of a float64 matrix, descending, by the smaller of its two Gram matrices; see `row_space.decompose`."""
+    """Singular values of a float64 matrix, descending, from the smaller Gram matrix; see `decompose`."""
     rows, columns = matrix.shape
     gram = matrix @ matrix.T if rows <= columns else matrix.T @ matrix
     squares: Tensor = torch.linalg.eigvalsh(gram)
@@ -296,7 +296,7 @@ def keep_signal(directions: Tensor, noise_std: float) -> Tensor:
 
 
 def rotated(rows: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Strengths [r] and basis [r, d] of the directions' span, those in which W is strongest first."""
+    """Strengths [r] and basis [r, d] of the directions' span, strongest in W first."""
     span = torch.linalg.qr(directions.T).Q
     inner = rows @ span
     squares, vectors = torch.linalg.eigh(inner.T @ inner)
@@ -304,7 +304,7 @@ def rotated(rows: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def first_layer_space(weight: Tensor, input_shape: tuple[int, ...]) -> RowSpace:
-    """What the first layer has learnt; of images, where images are large."""
+    """What the first layer has learnt; for images, found among the frequencies in which images are strong."""
     if len(input_shape) != 3:
         return find_row_space(weight)
     channels, height, width = input_shape

@@ -15,7 +15,7 @@ from engram.models.tasks import Task
 
 @dataclass(frozen=True, eq=False)
 class AttackerView(Generic[N_co]):
-    """The released weights, and what an attacker knows of the inputs: their shape and pixel range."""
+    """The released weights, and what an attacker knows about the inputs: their shape and pixel range."""
 
     network: N_co
     input_shape: tuple[int, ...]
@@ -32,10 +32,10 @@ class AttackerView(Generic[N_co]):
                 f"but the first layer takes {inputs:,}; give the shape of one input, e.g. 3x32x32"
             )
         elif self.network.input_shape not in (None, tuple(self.input_shape)):
-            given, told = (
+            given, own = (
                 "x".join(map(str, shape)) for shape in (self.input_shape, self.network.input_shape or ())
             )
-            problems.append(f"input shape {given} is not the {told} of the network's layers; give that one")
+            problems.append(f"input shape {given} differs from the {own} of the network's layers; use {own}")
         if outputs != self.task.outputs:
             problems.append(
                 f"the network has {outputs} outputs, but a {self.task.name} task has {self.task.outputs}"
@@ -51,9 +51,9 @@ class AttackerView(Generic[N_co]):
 
     @property
     def dense(self) -> AttackerView[DenseNetwork] | None:
-        """The same function as a fully-connected network sees it, or None where there is none.
+        """The same function as a fully-connected network, or None if there is none.
 
-        Kernels as large as what enters them are rows of a fully-connected layer.
+        Kernels as large as their input are rows of a fully-connected layer.
         """
         network = self.network.dense_equivalent if isinstance(self.network, ConvNetwork) else self.network
         if not isinstance(network, DenseNetwork):
@@ -61,10 +61,10 @@ class AttackerView(Generic[N_co]):
         return AttackerView(network, self.input_shape, self.task, self.pixel_range)
 
     def narrowed(self, kind: type[N]) -> AttackerView[N]:
-        """This view, for code that reads one kind of network only; another kind is an error."""
+        """This view, for code that supports only one kind of network; another kind is an error."""
         if not isinstance(self.network, kind):
             raise ConfigError(
-                f"{self.network.name} can't be read here, which is for a {kind.__name__}; "
-                "`engram audit` and `engram reconstruct` read networks with convolutions too"
+                f"{self.network.name} can't be read here: only a {kind.__name__} is supported; "
+                "`engram audit` and `engram reconstruct` also support convolutions"
             )
         return AttackerView(self.network, self.input_shape, self.task, self.pixel_range)

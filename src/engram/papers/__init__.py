@@ -1,1 +1,1 @@
-"""The papers' figures and tables by name: trained, attacked, scored, drawn, compared with what was published."""
+"""The papers' figures and tables by name: trained, attacked, scored, drawn, compared with the published ones."""

@@ -1,4 +1,4 @@
-"""Which attack a target meets at a scale, and its run: engine, published scheme, baselines, the circle."""
+"""Which attack a target gets at a scale, and how it runs: engine, published scheme, baselines, the circle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from engram.attacks.engine.scales import PIXEL_STD
+from engram.attacks.engine.self_tuning import PIXEL_STD
 from engram.attacks.inversion import Inversion, InversionSettings, first_layer_images
 from engram.attacks.reconstruction import Reconstruction
 from engram.attacks.registry import make_attack
@@ -20,6 +20,7 @@ from engram.core.progress import Progress, by_steps, part, silent
 from engram.core.runs import RunDirectory
 from engram.data.sets import Split
 from engram.models.networks import DenseNetwork, Network
+from engram.models.open.door import open_view
 from engram.models.tasks import Binary, own_classes, task_named
 from engram.models.view import AttackerView
 from engram.pipeline import attack, build_target
@@ -30,11 +31,11 @@ from engram.training.spec import ConvSpec
 from engram.training.target import Target, TargetCache
 
 TRAINING_SHARE = 0.5
-"""Of the progress of a case."""
-# Training points come to lie on the boundaries of many neurons, so gates must be soft to be found: with a slope
-# near 10 all points come back, from 30 on candidates straddle them. Along its radius a point can be shared by
-# candidates nearer and farther without any change to stationarity; that all have one margin decides it. The floor
-# keeps all in use.
+"""Share of a case's progress."""
+# Training moves the points onto the boundaries of many neurons, so gates must be soft for points to be found: with
+# a slope near 10 all of them come back, from 30 on candidates straddle them. Along its radius, a point can split
+# into a nearer and a farther candidate without changing stationarity; only the equal margins rule that out. The
+# floor keeps all candidates in use.
 CIRCLE_ATTACK = Haim2022(
     candidates=100,
     steps=5_000,
@@ -43,11 +44,11 @@ CIRCLE_ATTACK = Haim2022(
     image_std=0.5,
     dual_floor=2.0,
     relu_slope=12.0,
-    range_weight=0.0,  # the plane has no pixel range
+    range_weight=0.0,  # points in the plane have no pixel range
     margin_weight=2000.0,
     dtype="float32",
 )
-DUAL_THRESHOLD = 2.4  # just above the floor: what only the floor holds up is not needed
+DUAL_THRESHOLD = 2.4  # just above the floor: candidates that stay at the floor are not needed
 SAME_POINT = 0.03
 
 
@@ -77,7 +78,7 @@ class Fig2:
         )
 
     def figure(self) -> bytes:
-        """Six panels: data, output of the network, start, result, without small duals, without duplicates."""
+        """Six panels: data, network output, start, result, without small duals, without duplicates."""
         images, labels = self.data.train.images, self.data.train.labels
         panels = [
             PlanePanel("a  training set", images, labels),
@@ -110,28 +111,28 @@ def run_fig2(
         observers=[training_progress(part(progress, 0.0, TRAINING_SHARE), recipe)],
         cache=cache,
     )
-    chosen = make_attack(AttackerView(target.network, (2,), Binary()), settings=settings)
+    chosen = make_attack(open_view(target.network, input_shape=(2,), task="binary"), settings=settings)
     start = chosen.reconstruction(chosen.init())
-    told = by_steps(part(progress, TRAINING_SHARE, 1.0), "attacking", chosen.total_steps)
-    found, solution = attack(chosen, observers=[told])
+    report = by_steps(part(progress, TRAINING_SHARE, 1.0), "attacking", chosen.total_steps)
+    found, solution = attack(chosen, observers=[report])
     pruned = found.pruned(DUAL_THRESHOLD)
     final = pruned.deduplicated(SAME_POINT, torch.Generator().manual_seed(seed))
     return Fig2(CIRCLE_DATA.load(held_out=0), target, start, found, pruned, final, solution.seconds)
 
 
 AttackName = Literal["engine", "haim2022", "inversion", "weights", "circle"]
-"""`circle` is the attack of haim/fig2, which has stages of its own (`run_fig2`)."""
+"""`circle` is the attack of haim/fig2, which has its own stages (`run_fig2`)."""
 ATTACKED_BY: tuple[AttackName, ...] = get_args(AttackName)[:2]
 SMOKE_STEPS = 20
 MANY_CLASSES = 2
-"""Times the seconds of a binary target; see `engine_seconds`."""
+"""Factor on the seconds of a binary target; see `engine_seconds`."""
 CONVOLUTIONS = 30.0
 """Seconds for a network with convolutions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackPlan:
-    """Settings of the attack, for the engine with seconds to plan by; None where there is nothing to choose."""
+    """Settings of the attack, with a time budget for the engine; None if there is nothing to choose."""
 
     name: AttackName
     settings: EngineSettings | Haim2022 | InversionSettings | None
@@ -141,7 +142,7 @@ class AttackPlan:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What came of it; `outputs` [m] where the attack works on them, `settings` as they were in the end."""
+    """The result of an attack; `outputs` [m] if it optimises them, `settings` as they were at the end."""
 
     found: Reconstruction
     outputs: Tensor | None
@@ -152,7 +153,7 @@ class Outcome:
 
 
 def plan_attack(name: AttackName, target: Plan, scale: Scale, *, seed: int) -> AttackPlan:
-    """The attack at a scale; the engine's own time is no cut, since no paper has it."""
+    """The attack at a scale; a time limit for the engine is not a cut, since the papers have no engine."""
     if name == "engine":
         if scale == "smoke":
             return AttackPlan(name=name, settings=EngineSettings(restarts=2, steps=SMOKE_STEPS, seed=seed))
@@ -173,8 +174,8 @@ def plan_attack(name: AttackName, target: Plan, scale: Scale, *, seed: int) -> A
 def engine_seconds(target: Plan) -> float:
     """Seconds for the engine on a small machine.
 
-    Several classes write about as many directions into the first layer as there are images, whatever n, so a step
-    takes longer; the few candidates of the small convolutional targets have come to rest after half a minute.
+    With several classes the first layer has about as many directions as there are images, whatever n, so a step
+    takes longer; the few candidates of the small convolutional targets have converged after half a minute.
     """
     n = target.data.n
     if isinstance(target.network, ConvSpec):
@@ -194,7 +195,7 @@ def carry_out(
     if isinstance(plan.settings, InversionSettings):
         return _invert(plan.settings, view, directory, progress, snapshot_every)
     assert isinstance(plan.settings, EngineSettings | Haim2022)
-    # A time becomes a plan once: a run that is resumed keeps the one in its run.json.
+    # A time is turned into a plan only once: a resumed run keeps the plan in its run.json.
     chosen = make_attack(view, plan.settings.recipe, plan.settings, budget=plan.seconds, resume_from=directory)
     found, solution = attack(
         chosen,
@@ -209,7 +210,7 @@ def carry_out(
 
 
 def _published(target: Plan, scale: Scale, seed: int) -> AttackPlan:
-    """The authors' settings for the task, two candidates an image; one run of what they ran 100 times."""
+    """The authors' settings for the task, two candidates per image; one run where they made 100."""
     task = task_named(target.task, target.network.outputs)
     known = KNOWN_SETTINGS["mnist" if target.data.name == "mnist" else default_settings(task)]
     full = known.steps
@@ -218,13 +219,13 @@ def _published(target: Plan, scale: Scale, seed: int) -> AttackPlan:
     candidates += -candidates % task.label_count
     settings = replace(known, steps=steps, candidates=candidates, seed=seed)
     cut = (f"{steps:,} steps of the published scheme instead of {full:,}",) if steps < full else ()
-    once = "one run of the published scheme instead of a search of 100"
+    once = "one run of the published scheme instead of a search over 100"
     return AttackPlan(name="haim2022", settings=settings, cuts=(*cut, once))
 
 
 def _inversion(target: Plan, scale: Scale, seed: int) -> AttackPlan:
     images, steps = {"smoke": (20, SMOKE_STEPS), "cpu": (1000, 200), "paper": (40_000, 1000)}[scale]
-    if target.data.name == "circle":  # as many points as the attack has
+    if target.data.name == "circle":  # as many points as the attack has candidates
         images, steps = 100, {"smoke": SMOKE_STEPS}.get(scale, 1000)
     settings = InversionSettings(images=images, steps=steps, seed=seed)
     cut = (f"{images:,} inverted images instead of 40,000",) if target.data.name != "circle" else ()
@@ -250,7 +251,7 @@ def _invert(
 
 
 def natural_contrast(images: Tensor) -> Tensor:
-    """Each of images [m, C, H, W] at the spread of photographs, since a weight's own scale means nothing."""
+    """Images [m, C, H, W], each scaled to the contrast of photographs; the scale of weights means nothing."""
     spread = images.flatten(1).std(1).clamp(min=1e-12)
     return images * (PIXEL_STD / spread).view(-1, 1, 1, 1)
 

@@ -1,10 +1,10 @@
-"""A case: one target and one attack on it, computed once and kept as a directory that appears whole.
+"""A case: one target and one attack on it, computed once and written as a complete directory.
 
-    cases/KEY   finished; the key is made of all that decides the outcome
-    work/KEY    begun: target and attack with their snapshots; gone when the case is finished
+    cases/KEY   finished; the key includes everything that determines the outcome
+    work/KEY    in progress: target and attack with their snapshots; removed when the case is finished
 
-Experiments share cases; a killed case is resumed where it was. Two processes may share a run: what one of them
-computes, the other waits for or leaves for later.
+Experiments share cases; a killed case is resumed. Two processes may share a directory: what one of them is
+computing, the other waits for or does later.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from engram.core.progress import Progress, part
 from engram.core.runs import RunDirectory, commit, versions
 from engram.data.sets import Split, centred
 from engram.models.networks import ConvNetwork, Network
+from engram.models.open.door import open_view
 from engram.models.tasks import task_named
-from engram.models.view import AttackerView
 from engram.papers.attacks import (
     ATTACKED_BY,
     TRAINING_SHARE,
@@ -49,7 +49,7 @@ from engram.training.target import Card, Target, TargetCache
 
 @dataclass(frozen=True, kw_only=True)
 class CasePlan:
-    """All that a case is made from."""
+    """Everything that defines a case."""
 
     key: str
     preset: str
@@ -60,7 +60,7 @@ class CasePlan:
 
 
 def scored(order: CasePlan, target: Target[Network], data: Split, outcome: Outcome, *, resumed: bool) -> Finished:
-    """Compare with the data, beside held-out images and noise."""
+    """Compare with the training data, held-out images and noise."""
     plan, card = order.target, target.card
     assert card is not None
     report = compare(outcome.found, data, network=target.network)
@@ -107,7 +107,7 @@ def _training(card: Card) -> Training:
 
 @torch.no_grad()
 def _samples(network: Network, task_name: str, data: Split, report: ScoreReport) -> dict[str, list[float]]:
-    """A column for everything that a scatter of single samples may show."""
+    """One column for everything that a scatter plot of samples may show."""
     inputs = centred(data.train.images, data.mean).to(network.weights[0].dtype)
     logits = network(inputs)
     task = task_named(task_name, network.sizes[-1])
@@ -124,7 +124,7 @@ def _samples(network: Network, task_name: str, data: Split, report: ScoreReport)
 
 
 def _tensors(network: Network, data: Split, report: ScoreReport, outcome: Outcome) -> dict[str, Tensor]:
-    """Images as bytes, candidates in half precision: a figure needs no more."""
+    """Images as bytes, candidates in half precision: enough for a figure."""
     kept = {"candidates": outcome.found.images.half(), "duals": outcome.found.duals.float()}
     if data.train.images.ndim == 4:
         kept["original"] = _as_bytes(data.train.images)
@@ -145,17 +145,17 @@ def _as_bytes(images: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """With what it is computed; none of it changes the outcome."""
+    """How a case is computed; none of this changes the outcome."""
 
     device: str = "cpu"
     data_root: Path | None = None
     cache: TargetCache | None = None
     snapshot_every: float = 20.0
-    """Seconds; so much at the most is lost by a kill."""
+    """Seconds; at most this much work is lost by a kill."""
 
 
 def compute(order: CasePlan, means: Means, work: Path, *, progress: Progress) -> Finished:
-    """Train, attack, compare; a killed process left what it had in `work`."""
+    """Train, attack, compare; resumes what a killed process left in `work`."""
     if order.attack.name == "circle":
         return _compute_circle(order, means, progress)
     plan = order.target
@@ -176,7 +176,7 @@ def compute(order: CasePlan, means: Means, work: Path, *, progress: Progress) ->
     )
     card = target.card
     assert card is not None
-    view = AttackerView(target.network.to(device=means.device), card.input_shape, task)
+    view = open_view(target.network.to(device=means.device), input_shape=card.input_shape, task=task.name)
     resumed = RunDirectory(work / "attack").snapshot.exists()
     outcome = carry_out(
         order.attack,
@@ -189,7 +189,7 @@ def compute(order: CasePlan, means: Means, work: Path, *, progress: Progress) ->
 
 
 def _compute_circle(order: CasePlan, means: Means, progress: Progress) -> Finished:
-    """haim/fig2 has stages of its own; what is scored is its last one."""
+    """haim/fig2 has its own stages; the last one is scored."""
     settings = order.attack.settings
     assert isinstance(settings, Haim2022)
     result = run_fig2(
@@ -204,12 +204,12 @@ def _compute_circle(order: CasePlan, means: Means, progress: Progress) -> Finish
     return Finished(finished.record, finished.tensors, result.figure())
 
 
-CASE_VERSION = 1  # raise it when a change of the code changes what a case holds
+CASE_VERSION = 1  # increase it when the code changes the contents of a case
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What all cases of a run have in common."""
+    """Settings that all cases of a run share."""
 
     scale: Scale = "cpu"
     recipe: AttackName = "engine"
@@ -223,13 +223,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Case:
-    """A preset of the zoo under attack: by the recipe of the setting, or by one that the experiment is about."""
+    """A preset and the attack on it: the setting's recipe, or the attack that the experiment is about."""
 
     preset: str
     attack: AttackName | None = None
 
     def order(self, setting: Setting) -> CasePlan:
-        """What is to be computed; its key names preset, attack and scale, and digests all that decides."""
+        """What to compute; its key has preset, attack, scale, and a digest of all that determines the outcome."""
         target = plan(self.preset, setting.scale, seed=setting.seed)
         attack = plan_attack(self.attack or setting.recipe, target, setting.scale, seed=setting.seed)
         trained = {**asdict(replace(target, cuts=())), "recipe": target.recipe.settings()}
@@ -246,16 +246,16 @@ class Case:
 
 
 def find_case(order: CasePlan, home: Path) -> Finished | None:
-    """The case if it is finished."""
+    """The case if it is finished, else None."""
     return read_finished(home / "cases" / order.key)
 
 
 def run_case(
     order: CasePlan, means: Means, home: Path, *, progress: Progress, wait: bool = True
 ) -> Finished | None:
-    """The case from its directory, or computed, resuming what a killed process left.
+    """Read the case from its directory, or compute it, resuming what a killed process left.
 
-    None without `wait` if another process is computing it.
+    Without `wait`, returns None if another process is computing it.
     """
     work = home / "work" / order.key
     work.parent.mkdir(parents=True, exist_ok=True)
@@ -271,12 +271,12 @@ def run_case(
 
 
 Said = Callable[[str], None]
-"""Told a line that a person should read."""
+"""Called with each line of output for the user."""
 
 
 @dataclass(eq=False)
 class Collector:
-    """Cases in a directory that other processes may work in too."""
+    """Cases in a directory that other processes may also work in."""
 
     home: Path
     setting: Setting
@@ -287,20 +287,20 @@ class Collector:
     _failures: dict[str, Exception] = field(default_factory=dict, init=False)
 
     def expect(self, cases: Iterable[Case]) -> None:
-        """All cases that will be asked for, so that their share of the work is known."""
+        """Register all cases that will be needed, so that progress knows their share of the work."""
         orders = (case.order(self.setting) for case in cases)
         self.needed = {order.key: order for order in orders}
 
     def ahead(self) -> None:
-        """Compute all cases that no other process is at. What fails is kept for those who ask for it."""
+        """Compute all cases that no other process is computing. Errors are raised later, by `finished`."""
         for order in self.needed.values():
             try:
                 self._computed(order, wait=False)
-            except Exception as error:  # whatever it was, hours of other work must not be lost for it
+            except Exception as error:  # hours of other work must not be lost to any error
                 self._failures[order.key] = error
 
     def finished(self, case: Case) -> Finished:
-        """The case, waited for if another process is at it."""
+        """The case; waits if another process is computing it."""
         order = case.order(self.setting)
         if order.key in self._failures:
             raise self._failures[order.key]
@@ -309,7 +309,7 @@ class Collector:
         return finished
 
     def _computed(self, order: CasePlan, *, wait: bool) -> Finished | None:
-        """The case; None if it is left to another process."""
+        """The case; None if another process is computing it."""
         finished = find_case(order, self.home)
         if finished is None:
             finished = run_case(order, self.setting.means, self.home, progress=self._progress_of(order), wait=wait)
@@ -320,23 +320,23 @@ class Collector:
         return finished
 
     def _progress_of(self, order: CasePlan) -> Progress:
-        """The progress of one case as a part of all; its first word says what was cut."""
+        """The progress of one case as a part of all; the first call also prints what was cut."""
         before = sum(expected_seconds(self.needed[key]) for key in self._done)
         everything = sum(map(expected_seconds, self.needed.values()))
         own, cuts = expected_seconds(order), (*order.target.cuts, *order.attack.cuts)
         begun: list[bool] = []
 
-        def told(what: str, share: float) -> None:
+        def report(what: str, share: float) -> None:
             if cuts and not begun:
                 self.said(f"  {order.preset}: cut: {'; '.join(cuts)}")
             begun.append(True)
             self.progress(f"experiments: {order.preset}, {what}", (before + share * own) / everything)
 
-        return told
+        return report
 
 
 def case_line(record: CaseRecord) -> str:
-    """Counts and seconds in a line."""
+    """Counts and seconds in one line."""
     count = record.good
     held_out = "unknown" if count.held_out is None else count.held_out
     return (
@@ -346,9 +346,9 @@ def case_line(record: CaseRecord) -> str:
 
 
 def expected_seconds(order: CasePlan) -> float:
-    """Roughly, on one core, at the scale cpu; other scales are in proportion."""
+    """A rough estimate for one core at scale cpu; other scales are proportional."""
     n, epochs = order.target.data.n, order.target.recipe.epochs
-    if order.attack.name in ("inversion", "weights"):  # of targets that other cases have trained
+    if order.attack.name in ("inversion", "weights"):  # other cases have trained their targets
         return engine_seconds(order.target) if order.attack.name == "inversion" else 5.0
     training = 0.6 * n if order.target.recipe.flow is not None else min(epochs, 36_000) * (5e-3 + 7e-5 * n)
     return training + engine_seconds(order.target)

@@ -33,12 +33,12 @@ from engram.training.presets import CHANNELS, DECAYS, KERNELS, Scale
 
 AS_PUBLISHED = "as published"
 Judge = Callable[[Sequence[CaseRecord]], tuple[str, str]]
-"""What the records of the cases say, and how that stands beside the paper."""
+"""What our records show, and how that compares with the paper."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper in short, and how ours is made from the records of the cases."""
+    """A statement of the paper in short, and how to compute ours from the records of the cases."""
 
     what: str
     paper: str
@@ -59,7 +59,7 @@ class Experiment:
     draw: Draw = no_figure
     claims: tuple[Claim, ...] = ()
     few_cases: tuple[Case, ...] = ()
-    """What smaller scales take instead of all cases."""
+    """Cases for smaller scales, instead of all."""
 
     def cases_at(self, scale: Scale) -> tuple[Case, ...]:
         return self.few_cases if self.few_cases and scale != "paper" else self.cases
@@ -70,17 +70,17 @@ class Experiment:
 
     @property
     def stem(self) -> str:
-        """The name of its files."""
+        """Base name of its files."""
         return self.id.replace("/", "-")
 
 
 def cases(*presets: str) -> tuple[Case, ...]:
-    """The presets under the attack of the setting."""
+    """The presets, attacked with the setting's recipe."""
     return tuple(Case(preset) for preset in presets)
 
 
 def count_at(place: int, *, low: float = 0, high: float = math.inf) -> Judge:
-    """The count of the case at that place, beyond held-out; the paper has `low` to `high`."""
+    """The count of one case beyond held-out; the paper has `low` to `high`."""
 
     def judge(records: Sequence[CaseRecord]) -> tuple[str, str]:
         record = records[place]
@@ -104,7 +104,7 @@ _BASELINES = tuple(
 
 
 def _both_ways(preset: str) -> tuple[Case, ...]:
-    """Engine and published scheme, whatever the recipe: the standard start is the papers' open problem."""
+    """Engine and published scheme, whatever the recipe: the standard start is an open problem of the papers."""
     return tuple(Case(preset, attack) for attack in ATTACKED_BY)
 
 
@@ -122,15 +122,15 @@ HAIM: tuple[Experiment, ...] = (
     Experiment("haim/table1", "Losses and test accuracy of the targets of Figure 4", _FIG4),
     Experiment(
         "haim/fig5",
-        "Other ways of looking: model inversion and first-layer weights",
+        "Baselines: model inversion and first-layer weights",
         _BASELINES,
         baselines,
         (
             Claim("points that inversion finds", "7 of 20", count_at(0, low=7, high=7)),
             Claim("images of CIFAR-10 that inversion finds", "none: blurred classes", count_at(1, high=0)),
             Claim("images of MNIST that inversion finds", "none: blurred classes", count_at(2, high=0)),
-            Claim("weights like images of CIFAR-10", "3 or 4 at the most", count_at(4, high=4)),
-            Claim("weights like images of MNIST", "3 or 4 at the most", count_at(5, high=4)),
+            Claim("weights that look like images of CIFAR-10", "at most 3 or 4", count_at(4, high=4)),
+            Claim("weights that look like images of MNIST", "at most 3 or 4", count_at(5, high=4)),
         ),
     ),
     *(
@@ -152,7 +152,7 @@ HAIM: tuple[Experiment, ...] = (
 
 
 def _ratio(at_least: float) -> Judge:
-    """Of the counts with the most classes and with two; the paper has `at_least` that."""
+    """Ratio of the counts with the most classes and with two; the paper has at least `at_least`."""
 
     def judge(records: Sequence[CaseRecord]) -> tuple[str, str]:
         two, ten = (records[place].good.recovered for place in (0, -1))
@@ -164,21 +164,21 @@ def _ratio(at_least: float) -> Judge:
 
 
 def _best_decay(records: Sequence[CaseRecord]) -> tuple[str, str]:
-    """The best count among decays beside that of the small start."""
+    """The best count with weight decay against that of the small start."""
     none = next(record.good.recovered for record in records if record.preset == "cifar100-init1e-3")
     decayed = [record for record in records if record.preset.startswith("decay-") and record.preset != "decay-0"]
     best = max(decayed, key=lambda record: record.good.recovered)
-    said = f"{best.good.recovered:g} ({best.preset}) to {none:g}, beyond held-out"
-    return said, AS_PUBLISHED if best.good.recovered > none else "not so here"
+    here = f"{best.good.recovered:g} ({best.preset}) to {none:g}, beyond held-out"
+    return here, AS_PUBLISHED if best.good.recovered > none else "not the case here"
 
 
 def _by_kernel(records: Sequence[CaseRecord]) -> tuple[str, str]:
-    """With 32 channels."""
+    """Counts by kernel size, with 32 channels."""
     counts = {record.preset: record.good.recovered for record in records if record.preset.endswith("x32")}
     first, *middle, last = counts.values()
     holds = min(middle) < min(first, last)
-    said = ", ".join(f"{preset}: {count:g}" for preset, count in counts.items())
-    return said, AS_PUBLISHED if holds else "not so here"
+    here = ", ".join(f"{preset}: {count:g}" for preset, count in counts.items())
+    return here, AS_PUBLISHED if holds else "not the case here"
 
 
 _COUNTS = (2, 3, 4, 5)
@@ -195,7 +195,7 @@ BUZAGLO: tuple[Experiment, ...] = (
         "Numbers of classes, 50 images each",
         _PER_CLASS,
         over_classes,
-        (Claim("good of 10 classes to good of 2", "rises with the classes", _ratio(1)),),
+        (Claim("good with 10 classes against 2", "rises with the number of classes", _ratio(1)),),
     ),
     Experiment(
         "buzaglo/fig4",
@@ -208,13 +208,13 @@ BUZAGLO: tuple[Experiment, ...] = (
         "Weight decay, 2 classes of 50",
         (*_DECAYED, *cases("cifar100-init1e-3", "decay-0")),
         over_decay({"cifar100-init1e-3": "no decay, start 1e-3", "decay-0": "no decay, standard start"}),
-        (Claim("the best decay to none with start 1e-3", "well above for some values", _best_decay),),
+        (Claim("the best decay against none with start 1e-3", "well above for some values", _best_decay),),
     ),
     Experiment("buzaglo/fig6", "A convolutional network: conv(3, 32)", cases("conv3x32"), galleries()),
     Experiment("buzaglo/fig8", "Pairs around SSIM 0.4", cases("cifar500"), around_threshold),
     Experiment(
         "buzaglo/fig9",
-        "Weight decay with the start of the first paper for a baseline",
+        "Weight decay, with the start of the first paper as a baseline",
         (*_DECAYED, *cases("cifar100", "cifar100-init1e-3")),
         over_decay({"cifar100": "no decay, start 1e-4", "cifar100-init1e-3": "no decay, start 1e-3"}),
     ),
@@ -223,7 +223,7 @@ BUZAGLO: tuple[Experiment, ...] = (
         "Numbers of classes, 500 images in all",
         _FIXED,
         over_classes,
-        (Claim("good of 10 classes to good of 2", "more than 6 times", _ratio(6)),),
+        (Claim("good with 10 classes against 2", "more than 6 times", _ratio(6)),),
     ),
     *(
         Experiment(f"buzaglo/fig{11 + place}", f"Regression: {loss}", cases(f"cifar300-{loss}"), galleries())
@@ -235,7 +235,7 @@ BUZAGLO: tuple[Experiment, ...] = (
         "Kernel sizes and channels",
         _KERNELS,
         over_kernels,
-        (Claim("good ones over the kernel sizes", "falls for middle ones, rises again at 32", _by_kernel),),
+        (Claim("good images by kernel size", "falls for middle sizes, rises again at 32", _by_kernel),),
         few_cases=_FEW_KERNELS,
     ),
     Experiment("buzaglo/fig16", "The kernels of conv(3, 32)", cases("conv3x32"), first_kernels),
@@ -255,7 +255,7 @@ CATALOGUE: dict[str, Experiment] = {experiment.id: experiment for experiment in 
 
 @dataclass(frozen=True)
 class Published:
-    """What the papers print of a target: training loss, test accuracy, test loss."""
+    """Published numbers of a target: training loss, test accuracy, test loss."""
 
     loss: float | None = None
     accuracy: float | None = None
@@ -281,7 +281,7 @@ PUBLISHED: dict[str, Published] = {
 
 
 def experiment_named(name: str) -> Experiment:
-    """The experiment of that id."""
+    """The experiment with that id."""
     if name not in CATALOGUE:
         close = difflib.get_close_matches(name, CATALOGUE, n=1)
         hint = f"did you mean {close[0]}? " if close else ""

@@ -1,4 +1,4 @@
-"""From finished cases to the papers' figures; each returns the PNG of every part, `""` for the only one."""
+"""The papers' figures from finished cases; each returns one PNG per part, named `""` if it is the only one."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ WEIGHT_COLUMNS = 40
 
 
 def no_figure(cases: Sequence[Finished]) -> Figures:
-    """For tables, which are numbers alone."""
+    """For tables, which have no figure."""
     return {}
 
 
 def own_figures(cases: Sequence[Finished]) -> Figures:
-    """Of cases that draw themselves."""
+    """Figures of cases that draw their own."""
     return {name: case.figure for name, case in part_names(cases).items() if case.figure is not None}
 
 
 def together(*draws: Draw) -> Draw:
-    """Several drawings of the same cases; their parts must differ in name."""
+    """Several drawings of the same cases; the names of their parts must differ."""
 
     def draw(cases: Sequence[Finished]) -> Figures:
         return {part: content for one in draws for part, content in one(cases).items()}
@@ -52,12 +52,12 @@ def together(*draws: Draw) -> Draw:
 
 
 def galleries(*, best: int = GALLERY, columns: int = COLUMNS) -> Draw:
-    """For each case its best pairs, reconstruction above training image."""
+    """The best pairs of each case, reconstruction above training image."""
     return partial(_galleries, best=best, columns=columns)
 
 
 def scatters(*, columns: int = PER_ROW, part: str = "") -> Draw:
-    """SSIM against output, or against the margin for several classes, one panel a case."""
+    """SSIM against output, or against the margin for several classes, one panel per case."""
     return partial(_scatters, columns=columns, part=part)
 
 
@@ -76,11 +76,11 @@ def _scatters(cases: Sequence[Finished], *, columns: int, part: str) -> Figures:
 
 
 def inverted_images(cases: Sequence[Finished]) -> Figures:
-    """Evenly spaced among the inverted images by rising output."""
+    """A selection of the inverted images, evenly spaced, by increasing output."""
     return {
         name: mosaic_figure(
             evenly(case.tensors["candidates"], SHOWN),
-            title=f"{case.record.data}, n = {case.record.n}: inverted images by rising output",
+            title=f"{case.record.data}, n = {case.record.n}: inverted images by increasing output",
             columns=GRID_COLUMNS,
         )
         for name, case in part_names(cases).items()
@@ -88,7 +88,7 @@ def inverted_images(cases: Sequence[Finished]) -> Figures:
 
 
 def weight_images(cases: Sequence[Finished]) -> Figures:
-    """All rows of the first layer, those of largest norm first."""
+    """All rows of the first layer, largest norm first."""
     return {
         name: mosaic_figure(
             stretched(case.tensors["candidates"].float()),
@@ -100,7 +100,7 @@ def weight_images(cases: Sequence[Finished]) -> Figures:
 
 
 def baselines(cases: Sequence[Finished]) -> Figures:
-    """Haim et al. 2022, Fig. 5: the plane with both, then ten inverted images and the ten best weights a set."""
+    """Haim et al. 2022, Fig. 5: both in the plane, then per data set ten inverted images and ten best weights."""
     figures = {"plane": plane_figure([_plane(case) for case in cases if "points" in case.tensors], columns=2)}
     for case in cases:
         record = case.record
@@ -117,7 +117,7 @@ def baselines(cases: Sequence[Finished]) -> Figures:
 
 
 def _plane(case: Finished) -> PlanePanel:
-    """Inverted points by the sign of their output; weights scaled to length 1: their own means nothing."""
+    """Inverted points by the sign of their output; weights scaled to length 1, since their scale means nothing."""
     points, labels = case.tensors["points"], case.tensors["point_labels"]
     found = case.tensors["candidates"].float()
     if case.record.attack == "inversion":
@@ -136,7 +136,7 @@ def evenly(images: Tensor, count: int) -> Tensor:
 
 
 def part_names(cases: Sequence[Finished]) -> Mapping[str, Finished]:
-    """A name for the figure of each case; the only one needs none, one target under two attacks both words."""
+    """A name for each case's figure: empty if there is one, else the preset, with the attack if presets repeat."""
     if len(cases) == 1:
         return {"": cases[0]}
     presets = [case.record.preset for case in cases]
@@ -146,7 +146,7 @@ def part_names(cases: Sequence[Finished]) -> Mapping[str, Finished]:
 
 
 def pairs(case: Finished, best: int) -> list[Pair]:
-    """The best pairs by SSIM, best first; above the papers' threshold in blue."""
+    """The best pairs by SSIM, best first; those above the papers' threshold in blue."""
     scores = torch.tensor(case.record.samples["ssim"])
     chosen = scores.argsort(descending=True, stable=True)[:best]
     return [pair(case, index) for index in chosen.tolist()]
@@ -167,14 +167,14 @@ def gallery_title(record: CaseRecord, best: int) -> str:
 
 
 def good_words(record: CaseRecord) -> str:
-    """The count beside its null."""
+    """The count with its null."""
     count = record.good
     held_out = "" if count.held_out is None else f" (held-out {count.held_out})"
     return f"{count.train} of {record.n}{held_out}"
 
 
 def scatter_panel(record: CaseRecord, title: str | None = None) -> ScatterPanel:
-    """Binary networks by output, with both margins; several classes by margin."""
+    """Binary networks by output, with both margins marked; several classes by margin."""
     x, margin = record.samples.get("output"), record.training.smallest_margin
     title = title or f"n = {record.n}, {hidden(record)}"
     title = f"{title}: good {good_words(record)}"
@@ -193,7 +193,7 @@ AROUND = 60
 
 
 def over_classes(cases: Sequence[Finished]) -> Figures:
-    """Good images over the number of classes, and SSIM against margin for each number."""
+    """Good images over the number of classes, and SSIM against margin for each."""
     records = [case.record for case in cases]
     classes = [int(record.network.rpartition("-")[2]) for record in records]
     counts = CurvePanel("classes", "good reconstructions (SSIM > 0.4)", _count_lines(classes, records))
@@ -206,7 +206,7 @@ def over_classes(cases: Sequence[Finished]) -> Figures:
 
 
 def over_decay(baselines: Mapping[str, str]) -> Draw:
-    """Good images over weight decay, beside targets without: `baselines` names presets for the legend."""
+    """Good images over weight decay, and for targets without it: `baselines` maps presets to legend labels."""
 
     def draw(cases: Sequence[Finished]) -> Figures:
         records = [case.record for case in cases]
@@ -240,7 +240,7 @@ def decay_scatters(cases: Sequence[Finished]) -> Figures:
 
 
 def over_kernels(cases: Sequence[Finished]) -> Figures:
-    """A panel for each kernel size (rows) and number of channels (columns), and the counts as a table."""
+    """One panel per kernel size (rows) and number of channels (columns), and the counts as a table."""
     cells = {_convolution(case.record): case.record for case in cases}
     kernels, channels = (sorted({cell[axis] for cell in cells}) for axis in (0, 1))
     ordered = {(k, c): cells[k, c] for k in kernels for c in channels}
@@ -275,7 +275,7 @@ def around_threshold(cases: Sequence[Finished]) -> Figures:
 
 
 def _count_lines(x: Sequence[float], records: Sequence[CaseRecord]) -> tuple[Line, Line]:
-    """Good training images, and the same count of held-out ones."""
+    """Good training images, and the same count for held-out ones."""
     return (
         Line("training", x, [record.good.train for record in records]),
         Line("held-out", x, [record.good.held_out or 0 for record in records], "tab:grey", dashed=True),
@@ -289,7 +289,7 @@ def _decayed(records: Sequence[CaseRecord]) -> dict[float, CaseRecord]:
 
 
 def _convolution(record: CaseRecord) -> tuple[int, int]:
-    """Kernel size and channels, from the name of the preset.
+    """Kernel size and channels, from the preset's name.
 
     >>> from types import SimpleNamespace
     >>> _convolution(SimpleNamespace(preset="conv3x32"))

@@ -1,4 +1,4 @@
-"""What is kept of a case: a record of plain numbers, and the images that its figures are drawn from."""
+"""What is stored for a case: a record of plain numbers, and the images that its figures are drawn from."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ RECORD_FILE, TENSORS_FILE, FIGURE_FILE = "case.json", "tensors.safetensors", "fi
 GOOD = "ssim>0.4"
 """What the papers call a good reconstruction."""
 NEAR = "relative_l2<0.1"
-"""The same for points of the plane."""
-CURE = "delete it, and it is computed again"
+"""The same for points in the plane."""
+CURE = "delete it and it will be computed again"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How the target came out; test numbers are None where the data has no test images."""
+    """How the target turned out; test numbers are None if the data has no test images."""
 
     loss: float
     accuracy: float
@@ -42,7 +42,7 @@ class Training:
 class CaseRecord:
     """One target and one attack on it.
 
-    `samples` holds a column for each of ssim, ncc, relative_l2, output and margin that is defined, in the order of
+    `samples` has one column for each of ssim, ncc, relative_l2, output and margin that is defined, in the order of
     the training images.
     """
 
@@ -68,7 +68,7 @@ class CaseRecord:
     steps: int
     attack_seconds: float
     resumed: bool
-    """Whether a killed process began the attack; its seconds are then those of the last process."""
+    """Whether the attack was resumed after a kill; its seconds are then those of the last process only."""
     message: str
     commit: str | None
     versions: dict[str, str]
@@ -76,11 +76,11 @@ class CaseRecord:
 
     @property
     def good(self) -> Count:
-        """The count that the papers speak of."""
+        """The count that the papers report."""
         return self.counts[GOOD if GOOD in self.counts else NEAR]
 
     def median_margin(self, *, good: bool) -> float | None:
-        """Of the samples that came back well, or of the others; None where there are none, or no SSIM."""
+        """Median margin of the samples that came back well, or of the others; None without any or without SSIM."""
         scores, margins = self.samples.get("ssim"), self.samples.get("margin")
         if scores is None or margins is None:
             return None
@@ -88,7 +88,7 @@ class CaseRecord:
         return median(chosen) if chosen else None
 
     def row(self) -> dict[str, Any]:
-        """Everything but the columns of single samples, with what is made of them."""
+        """Everything except the columns per sample, of which only the median margins are kept."""
         plain = asdict(self)
         del plain["samples"]
         margins = {name: self.median_margin(good=good) for name, good in (("good", True), ("others", False))}
@@ -97,10 +97,10 @@ class CaseRecord:
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """A finished case: its record and tensors, and its figure where it draws one itself.
+    """A finished case: its record and tensors, and its figure if it draws its own.
 
     Tensors: `original` and `reconstruction` [n, *shape] as bytes for images; `points` and `point_labels` for
-    vectors; `candidates` [m, *shape]; `outputs` [m] of an inversion; `kernels` of a first convolution.
+    vectors; `candidates` [m, *shape]; `outputs` [m] for an inversion; `kernels` of the first convolution.
     """
 
     record: CaseRecord
@@ -108,7 +108,7 @@ class Finished:
     figure: bytes | None = None
 
     def contents(self) -> dict[str, bytes]:
-        """The files of its directory."""
+        """The files of its directory, by name."""
         from safetensors.torch import save
 
         stored = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
@@ -117,12 +117,12 @@ class Finished:
 
 
 def read_finished(place: Path) -> Finished | None:
-    """The case in a directory, None where there is none."""
+    """The case in a directory, None if there is none."""
     if not place.is_dir():
         return None
     figure = place / FIGURE_FILE
     try:
-        # as JSON, so that lists become the tuples of the record
+        # as JSON, so that lists become tuples
         text = json.dumps(files.read_json(place / RECORD_FILE))
         record = TypeAdapter(CaseRecord).validate_json(text)
         tensors = files.read_tensors(place / TENSORS_FILE)

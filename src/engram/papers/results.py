@@ -1,4 +1,4 @@
-"""Page and Markdown of the experiments in a directory, the papers' numbers beside ours, from their JSON alone."""
+"""Page and Markdown of the experiments in a directory, with the papers' numbers next to ours, from their JSON."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ QUALITY_HEADS = (
     "here",
     "test loss: paper",
     "here",
-    "beside the paper",
+    "compared",
 )
-CLAIM_HEADS = ("what", "paper", "here", "beside the paper")
+CLAIM_HEADS = ("what", "paper", "here", "compared")
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """One experiment as a person reads it."""
+    """One experiment in readable form."""
 
     record: Record
     tables: Sequence[Table]
@@ -63,7 +63,7 @@ def chapter(record: Record) -> Chapter:
     if record["failed"] is not None:
         return Chapter(record, (), (f"Failed: {record['failed']}",))
     rows = record["rows"]
-    tables = [Table(COUNT_HEADS, [_count_cells(row) for row in rows], "Images that came back, beside their nulls")]
+    tables = [Table(COUNT_HEADS, [_count_cells(row) for row in rows], "Recovered images and their nulls")]
     published = [row for row in rows if any(value is not None for value in row["published"].values())]
     if published:
         cells = [_quality_cells(row) for row in published]
@@ -110,7 +110,7 @@ def _quality_cells(row: Record) -> list[Cell]:
 
 
 def accuracy_remark(paper: float | None, here: float | None, cuts: Sequence[str]) -> str | None:
-    """How the test accuracy compares, and where it falls short what was cut.
+    """How the test accuracy compares; if it falls short, also what was cut.
 
     >>> accuracy_remark(0.78, 0.775, []), accuracy_remark(0.78, 0.81, [])
     ('as published', '3.0 points above')
@@ -137,26 +137,26 @@ def markdown(
 ) -> str:
     """The whole of docs/results.md.
 
-    `figures` has for each id the names of its figures and whether each lies in the folder `figures` beside it.
+    For each id, `figures` has the names of its figures and whether each is in the folder `figures` next to it.
     """
-    parts = ["# Results", _preamble(records), "## Beside the papers", _bullets(beside(records))]
+    parts = ["# Results", _preamble(records), "## Compared with the papers", _bullets(beside(records))]
     if trends is not None:
         parts += ["## Published trends", markdown_table(trends)]
     for one in map(chapter, records):
         parts += [f"## {one.title}", f"`{one.record['command']}`, commit {', '.join(_commits(one.record))}"]
         parts += [markdown_table(table) for table in one.tables]
-        parts += [_figure(name, lies_here) for name, lies_here in figures[one.record["id"]]]
+        parts += [_figure(name, is_here) for name, is_here in figures[one.record["id"]]]
         if one.notes:
             parts.append(_bullets(one.notes))
     return "\n\n".join(parts) + "\n"
 
 
 def beside(records: Sequence[Record]) -> list[str]:
-    """How much is as published, and each number that is not, with what was cut; failures in any case."""
+    """How much is as published, each number that is not, with what was cut, and all failures."""
     failed = [f"{record['id']} failed: {record['failed']}" for record in records if record["failed"] is not None]
     if any(record["scale"] == "smoke" for record in records):
-        return ["Not compared: scale smoke shows that everything runs, and its numbers mean nothing.", *failed]
-    remarks: dict[str, str] = {}  # cases are shared, so each is said once
+        return ["Not compared: scale smoke only shows that everything runs; its numbers mean nothing.", *failed]
+    remarks: dict[str, str] = {}  # experiments share cases, so list each once
     for record in records:
         for row in record.get("rows", ()):
             published, here = row["published"]["accuracy"], row["training"]["test_accuracy"]
@@ -164,13 +164,14 @@ def beside(records: Sequence[Record]) -> list[str]:
             if remark is not None:
                 remarks[f"{row['preset']}, test accuracy"] = remark
         for claim in record.get("claims", ()):
-            said = f"{claim['beside']}; the paper: {claim['paper']}; here: {claim['here']}"
+            text = f"{claim['beside']}; the paper: {claim['paper']}; here: {claim['here']}"
             remarks[f"{record['id']}, {claim['what']}"] = (
-                claim["beside"] if claim["beside"] == AS_PUBLISHED else said
+                claim["beside"] if claim["beside"] == AS_PUBLISHED else text
             )
     same = sum(remark == AS_PUBLISHED for remark in remarks.values())
     other = [f"{what}: {remark}" for what, remark in remarks.items() if remark != AS_PUBLISHED]
-    return [f"{same} of {len(remarks)} numbers and statements of the papers are as published.", *other, *failed]
+    total = f"{same} of {len(remarks)} numbers and statements of the papers come out as published."
+    return [total, *other, *failed]
 
 
 def _preamble(records: Sequence[Record]) -> str:
@@ -179,28 +180,28 @@ def _preamble(records: Sequence[Record]) -> str:
     hours = sum(row["training"]["seconds"] + row["attack_seconds"] for row in rows) / 3600
     attacks = [row["attack_seconds"] for row in rows if row["attack"] == records[0]["recipe"]]
     lines = [
-        "Made by `engram reproduce results` from the JSON of the runs; not edited by hand.",
-        f"Experiments: {len(records)}, at scale {scales}; targets and attacks: {len(rows)}, {hours:.2g} hours.",
-        "Good is SSIM > 0.4 (points of the plane: within 0.1). Held-out counts the same for images that the "
-        "network never saw; what was recovered is what goes beyond. The papers print no such null.",
+        "Generated by `engram reproduce results` from the JSON of the runs; do not edit.",
+        f"{len(records)} experiments at scale {scales}; {len(rows)} targets and attacks, {hours:.2g} hours.",
+        "Good means SSIM > 0.4 (points in the plane: within 0.1). Held-out is the same count for images that "
+        "the network never saw; what was recovered is the excess over it. The papers report no such null.",
     ]
     if attacks:
         lines.append(
-            f"An attack took {median(attacks):.0f} s (median); the papers tell of 20 to 30 minutes on a V100 for "
-            "each of 100 runs a target."
+            f"An attack took {median(attacks):.0f} s (median); the papers report 20 to 30 minutes on a V100 for "
+            "each of 100 runs per target."
         )
     return " ".join(lines)
 
 
 def _commits(record: Record) -> list[str]:
-    """Of the code that computed the cases, which may have been drawn again since."""
+    """Commits of the code that computed the cases; the figures may have been drawn again since."""
     return sorted({row["commit"] or "unknown" for row in record.get("rows", [record])})
 
 
-def _figure(name: str, lies_here: bool) -> str:
-    if lies_here:
+def _figure(name: str, is_here: bool) -> str:
+    if is_here:
         return f"![{name.removesuffix('.png')}](figures/{name})"
-    return f"Figure: `DIR/figures/{name}`, which shows images of the data set and is therefore not kept here."
+    return f"Figure: `DIR/figures/{name}`, not included here because it shows images of the data set."
 
 
 def _bullets(lines: Sequence[str]) -> str:
@@ -220,24 +221,24 @@ PAGE_FILE, MARKDOWN_FILE = "index.html", "results.md"
 
 
 def publish(home: Path, markdown_path: Path | None = None) -> tuple[Path, Path]:
-    """Write the page into the directory and the Markdown beside it, or where it is wanted; tell where they are."""
+    """Write the page and the Markdown into the directory, or the Markdown elsewhere; return both paths."""
     records = read_records(home, CATALOGUE)
     try:
         table = trends_table(records)
         exhibits = [_exhibit(record, home / "figures") for record in records]
-        lead = f"{len(records)} figures and tables, scale {records[0]['scale']}; each beside what the paper says."
+        lead = f"{len(records)} figures and tables, scale {records[0]['scale']}; each with what the paper says."
         html = render_papers("The papers' figures and tables", lead, beside(records), table, exhibits)
         text = markdown_path or home / MARKDOWN_FILE
         kept = {record["id"]: _figures_beside(text, record, home / "figures") for record in records}
-        said = markdown(records, table, kept)
+        written = markdown(records, table, kept)
     except (KeyError, TypeError, OSError) as error:
         raise CheckpointError(
-            f"{home} holds a damaged experiment ({type(error).__name__}: {error}); run it again, "
-            "which computes nothing that is finished"
+            f"{home} contains a damaged experiment ({type(error).__name__}: {error}); run it again; "
+            "finished cases are not computed again"
         ) from error
     page = home / PAGE_FILE
     files.write_bytes(page, html.encode())
-    files.write_bytes(text, said.encode())
+    files.write_bytes(text, written.encode())
     return page, text
 
 
@@ -256,9 +257,9 @@ def _named(record: Record) -> dict[str, str]:
 
 
 def _figures_beside(text: Path, record: Record, figures: Path) -> list[tuple[str, bool]]:
-    """Names of the figures and whether each lies in `figures` beside the Markdown, where charts are copied.
+    """Names of the figures and whether each is in `figures` next to the Markdown, where charts are copied.
 
-    Other figures show images of the data set, which are nobody's to hand on with a document.
+    Other figures show images of the data set, which must not be redistributed.
     """
     names, own = _named(record).values(), text.parent / "figures"
     if own.resolve() == figures.resolve():

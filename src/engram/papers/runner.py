@@ -1,9 +1,9 @@
 """Experiments from end to end: cases, figures, numbers as JSON.
 
-    DIR/experiments/ID.json   numbers of the paper and ours; or why it failed
-    DIR/figures/ID.png        the figure, or ID-PART.png where it has parts
+    DIR/experiments/ID.json   the paper's numbers and ours, or why it failed
+    DIR/figures/ID.png        the figure, or ID-PART.png if it has parts
 
-Everything here can be made again from DIR/cases without computing.
+All of these can be written again from DIR/cases without computing anything.
 """
 
 from __future__ import annotations
@@ -23,32 +23,35 @@ from engram.papers.catalogue import CATALOGUE, PUBLISHED, Experiment, Published
 
 SCHEMA_VERSION = 1
 SHARED = ("scale", "recipe", "seed")
-"""What all experiments of a directory have in common."""
+"""Settings that all experiments in a directory share."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Where and how experiments run, and who is told."""
+    """Where and how experiments run, and where they report to."""
 
     home: Path
     setting: Setting
     said: Said
     progress: Progress
 
-    def experiments(self, chosen: Sequence[Experiment], *, go_on: bool) -> list[dict[str, Any]]:
-        """Each with its JSON. `go_on`: cases that another process is at come last, a failure is recorded."""
+    def experiments(self, chosen: Sequence[Experiment], *, keep_going: bool) -> list[dict[str, Any]]:
+        """Run experiments and write their JSON.
+
+        With `keep_going`, cases that another process is computing come last and failures are recorded.
+        """
         files.prepare_directory(self.home)
         self._refuse_mixture()
         collector = Collector(self.home, self.setting, self.said, self.progress)
         collector.expect(case for experiment in chosen for case in experiment.cases_at(self.setting.scale))
-        if go_on:
+        if keep_going:
             collector.ahead()
         records = []
         for experiment in chosen:
             try:
                 record = self._one(experiment, collector)
-            except Exception as error:  # whatever it was, hours of other work must not be lost for it
-                if not go_on:
+            except Exception as error:  # hours of other work must not be lost to any error
+                if not keep_going:
                     raise
                 reason = str(error) if isinstance(error, EngramError) else f"{type(error).__name__}: {error}"
                 record = {**self._head(experiment), "failed": reason}
@@ -100,28 +103,30 @@ class Run:
             )
             if found != wanted:
                 raise ConfigError(
-                    f"{self.home} holds experiments with {' '.join(found)}, not {' '.join(wanted)}; "
-                    "go on with those, or choose another directory with -o"
+                    f"{self.home} contains experiments with {' '.join(found)}, not {' '.join(wanted)}; "
+                    "use those options, or choose another directory with -o"
                 )
 
 
 def stored_records(home: Path, ids: Iterable[str]) -> list[dict[str, Any]]:
-    """The JSON of the experiments that were run in a directory, in the order of `ids`."""
+    """The JSON of the experiments in a directory, in the order of `ids`."""
     found = []
     for name in ids:
         path = home / "experiments" / f"{name.replace('/', '-')}.json"
         if not path.exists():
             continue
-        record = files.read_json(path, cure="delete it and run that experiment again")
+        record = files.read_json(path, cure="delete it and run the experiment again")
         if not isinstance(record, dict) or record.get("schema_version") != SCHEMA_VERSION:
-            raise CheckpointError(f"{path} is no record of this version; delete it and run that experiment again")
+            raise CheckpointError(
+                f"{path} is not a record of this version; delete it and run the experiment again"
+            )
         found.append(record)
     return found
 
 
 def read_records(home: Path, ids: Iterable[str]) -> list[dict[str, Any]]:
-    """The same, at least one."""
+    """The same, but an error if there are none."""
     found = stored_records(home, ids)
     if not found:
-        raise CheckpointError(f"{home} holds no experiments; run one with `engram reproduce ID -o {home}`")
+        raise CheckpointError(f"{home} contains no experiments; run one with `engram reproduce ID -o {home}`")
     return found

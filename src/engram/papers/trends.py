@@ -1,6 +1,6 @@
-"""What the papers say of their results beyond single numbers, checked on the JSON of experiments.
+"""What the papers say about their results beyond single numbers, checked on the JSON of experiments.
 
-Counts are of good images beyond held-out: what any blurred image would match is not counted.
+Counts are good images beyond held-out, so matches that any blurred image would get do not count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FEW = 10
 
 @dataclass(frozen=True)
 class Trend:
-    """A statement with our numbers; `holds` is None where the cases it speaks of have not been run."""
+    """A statement with our numbers; `holds` is None if its cases have not been run."""
 
     statement: str
     numbers: str
@@ -36,7 +36,7 @@ class Trend:
 
 @dataclass(frozen=True)
 class Statement:
-    """Words, the cases they speak of (attack None: that of the run), and how these are judged."""
+    """A statement, the cases it is about (attack None: the run's own), and how to judge them."""
 
     words: str
     cases: Sequence[tuple[str, str | None]]
@@ -52,22 +52,22 @@ class Statement:
 
 
 def trends(records: Sequence[Mapping[str, Any]]) -> list[Trend]:
-    """Every trend, in the order of the papers, on records that share scale and recipe."""
+    """Every trend, in the order of the papers, from records that share scale and recipe."""
     finished = [record for record in records if record["failed"] is None]
     rows = {(row["preset"], row["attack"]): row for record in finished for row in record["rows"]}
     return [statement.trend(rows, records[0]["recipe"]) for statement in STATEMENTS]
 
 
 def trends_table(records: Sequence[Mapping[str, Any]]) -> Table | None:
-    """As a table; None at scale smoke, whose numbers say nothing."""
+    """The trends as a table; None at scale smoke, whose numbers mean nothing."""
     if any(record["scale"] == "smoke" for record in records):
         return None
     cells = [[one.statement, one.numbers, one.verdict] for one in trends(records)]
-    return Table(("trend", "here", "verdict"), cells, "What the papers say of their results")
+    return Table(("trend", "here", "verdict"), cells, "What the papers say about their results")
 
 
 def recovered(row: Row) -> float:
-    """Good images beyond held-out; beyond nothing where no image was held out."""
+    """Good images beyond held-out; all good images if none were held out."""
     count = row["counts"][GOOD]
     return float(count["train"] if count["excess"] is None else count["excess"])
 
@@ -82,7 +82,7 @@ def _good_have_smaller_margins(rows: Sequence[Row]) -> tuple[str, bool]:
     good, others = (rows[0]["median_margin"][name] for name in ("good", "others"))
     if good is None or others is None:
         return ("no good reconstructions" if good is None else "all are good"), False
-    return f"median margin {good:.3g} of good ones, {others:.3g} of the others", good < others
+    return f"median margin of good images {good:.3g}, of the others {others:.3g}", good < others
 
 
 def _at_most(limit: int) -> Callable[[Sequence[Row]], tuple[str, bool]]:

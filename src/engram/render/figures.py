@@ -24,7 +24,7 @@ CHART = "chart: numbers alone, no images of data"
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A reconstruction and the training image it stands for, both [C, H, W] in [0, 1], with a caption."""
+    """A reconstruction and the training image it was matched to, both [C, H, W] in [0, 1], with a caption."""
 
     reconstruction: Tensor
     original: Tensor
@@ -70,14 +70,14 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def png(figure: Figure, *, chart: bool = False) -> bytes:
-    """A chart shows numbers alone, no image of anybody's data, and the file says so."""
+    """A chart shows only numbers, no image of anyone's data, and its metadata says so."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=130, metadata={"Comment": CHART} if chart else None)
     return stream.getvalue()
 
 
 def is_chart(content: bytes) -> bool:
-    """Whether a PNG was drawn as one."""
+    """Whether a PNG was drawn as a chart."""
     from PIL import Image
 
     with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
@@ -149,10 +149,10 @@ _GAP, _TITLE, _MARGIN = 4, 26, 12
 
 
 def contact_sheet(images: ImageSet, n: int) -> Image.Image:
-    """About n images [C, H, W], equally many of each class, drawn class by class."""
+    """About n images [C, H, W], the same number of each class, drawn class by class."""
     if len(images.shape) != 3:
         raise ConfigError(
-            f"{images.name} holds points of shape {images.shape}, not pictures; choose another data set"
+            f"{images.name} contains points of shape {images.shape}, not images; choose another data set"
         )
     per_class = max(1, n // len(images.classes))
     groups = [

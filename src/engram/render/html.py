@@ -1,4 +1,4 @@
-"""Reports as one self-contained HTML file: what a page shows, as values, and the templates that lay it out."""
+"""Reports as one self-contained HTML file: the content of a page as values, and the templates that lay it out."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from PIL import Image
 from torch import Tensor
 
 LARGEST_PNG = 64 * 64
-"""Up to so many pixels an image is stored exactly; larger ones as JPEG."""
+"""Images up to this many pixels are stored exactly, larger ones as JPEG."""
 LARGEST_SIDE = 112
-"""Larger images are shrunk: a report of a thousand must stay small enough to send."""
+"""Larger images are shrunk: a report with a thousand of them must stay small enough to send."""
 JPEG_QUALITY = 85
 
 
 def data_uri(image: Tensor) -> str:
-    """An image [C, H, W] in [0, 1] as a data URI; other than 1 or 3 channels are shown by their mean.
+    """An image [C, H, W] in [0, 1] as a data URI; other numbers of channels than 1 or 3 are averaged.
 
     >>> import torch
     >>> data_uri(torch.zeros(1, 2, 2))[:22]
@@ -52,7 +52,7 @@ Cell = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class Tile:
-    """One number that stands behind the verdict, with a word on what it is."""
+    """One number behind the verdict, with a note on what it is."""
 
     label: str
     value: str
@@ -61,7 +61,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Picture:
-    """An image as a data URI, with the original beneath it where there is one."""
+    """An image as a data URI, with the original below it where there is one."""
 
     image: str
     alt: str
@@ -73,7 +73,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Pictures in order, and how many there would have been."""
+    """Pictures in order, and how many there are in all."""
 
     pictures: Sequence[Picture]
     total: int
@@ -82,14 +82,14 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under their heads; `sortable` ones sort by a click and filter by text or a yes/no column."""
+    """Rows of cells under their heads; `sortable` ones sort on click and filter by text or a yes/no column."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     caption: str
     sortable: bool = False
     links: Sequence[str | None] = ()
-    """Where the first cell of each row leads, if anywhere."""
+    """Where the first cell of each row links to, if anywhere."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def render(page: Page) -> str:
 
 
 def render_gallery(page: Page) -> str:
-    """Verdict and first gallery, for notebooks; no script, and styles in place."""
+    """Verdict and first gallery, for notebooks; no script, and inline styles."""
     gallery = next((section.gallery for section in page.sections if section.gallery is not None), None)
     pictures = [] if gallery is None else gallery.pictures[:NOTEBOOK_PICTURES]
     return _environment().get_template("gallery.html").render(page=page, pictures=pictures)
@@ -143,7 +143,7 @@ def render_live(
     note: str | None,
     refresh: int | None,
 ) -> str:
-    """The page of `engram watch --web`; it asks for itself again after `refresh` seconds, and runs no script."""
+    """The page of `engram watch --web`; it reloads itself after `refresh` seconds and runs no script."""
     return (
         _environment()
         .get_template("live.html")
@@ -161,12 +161,12 @@ def render_live(
 
 
 def render_template(name: str, **values: Any) -> str:
-    """Another page of the same look; its template also gets `style`."""
+    """Another page with the same look; its template also gets `style`."""
     return _environment().get_template(name).render(style=Markup(_asset("report.css")), **values)
 
 
 def shown(cell: Cell) -> str:
-    """A cell as a person reads it.
+    """A cell as the reader sees it.
 
     >>> shown(0.12345), shown(None), shown(True), shown(1200)
     ('0.123', '–', 'yes', '1,200')
@@ -181,7 +181,7 @@ def shown(cell: Cell) -> str:
 
 
 def sort_key(cell: Cell) -> str:
-    """A cell as the script sorts it: numbers in full, nothing for what is not known."""
+    """A cell as the script sorts it: numbers in full, empty for what is unknown."""
     if cell is None:
         return ""
     return str(int(cell)) if isinstance(cell, bool) else str(cell)

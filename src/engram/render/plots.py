@@ -1,4 +1,4 @@
-"""Plots of numbers alone, as PNG bytes; nothing is computed here."""
+"""Plots of numbers only, as PNG bytes; nothing is computed here."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class SpectrumPanel:
 
 @dataclass(frozen=True, eq=False)
 class SamplesPanel:
-    """Ceilings [n] under their name and, where one value divides good from bad, it; margins [n] and duals [n]."""
+    """Ceilings [n] with their name and, if any, the value above which they are good; margins and duals [n]."""
 
     ceiling: Tensor
     ceiling_name: str
@@ -205,14 +205,14 @@ def inspection_figure(spectrum: SpectrumPanel, samples: SamplesPanel | None = No
 
 def _draw_spectrum(axis: Axes, panel: SpectrumPanel) -> None:
     values = panel.values.tolist()
-    # Zeros have no place on a logarithmic axis; the edge of a layer without noise is as good as zero.
+    # Zeros can't be drawn on a logarithmic axis; the edge of a layer without noise is practically zero.
     floor = 1e-9 * max(values[0], 1e-300)
     axis.plot(range(1, len(values) + 1), [max(value, floor) for value in values], ".", ms=3, color="tab:blue")
     for height, style, name in ((panel.edge, ":", "noise edge"), (panel.threshold, "--", "row space above")):
         if height is not None and height > floor:
             axis.axhline(height, ls=style, lw=1, color="tab:red", label=f"{name} ({height:.3g})")
     axis.set(xscale="log", yscale="log", xlabel="index", ylabel="singular value of the first layer")
-    above = "all of unknown noise" if panel.edge is None else "above noise"
+    above = "noise unknown" if panel.edge is None else "above noise"
     axis.set_title(f"spectrum: {panel.rank} directions, {above}", fontsize=9)
     if axis.get_legend_handles_labels()[0]:
         axis.legend(fontsize=7)
@@ -231,5 +231,5 @@ def _draw_ceiling(axis: Axes, panel: SamplesPanel) -> None:
 
 def _draw_duals(axis: Axes, panel: SamplesPanel) -> None:
     axis.scatter(panel.margins.tolist(), panel.duals.tolist(), s=8, color="tab:blue", alpha=0.6)
-    axis.set(xlabel="margin", ylabel="dual (first layer's best)")
+    axis.set(xlabel="margin", ylabel="dual (best fit of the first layer)")
     axis.set_title("margins and duals", fontsize=9)

@@ -1,4 +1,4 @@
-"""Charts as SVG that takes its colours from the page, so that light, dark and paper each look right."""
+"""SVG charts that take their colours from the page, so that they look right on light, dark and printed pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 WIDTH, HEIGHT = 460, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 30, 44
 LINE = 16
-"""Height of a line of the legend, which stands beneath the chart."""
+"""Height of one line of the legend below the chart."""
 MOST_TICKS = 6
 
 
@@ -37,7 +37,7 @@ class Axis:
     log: bool = False
 
     def place(self, value: float) -> float:
-        """Where a value lies, 0 at `low` and 1 at `high`; outside is put on the edge.
+        """Where a value lies, 0 at `low` and 1 at `high`; values outside are put on the edge.
 
         >>> Axis("x", 0, 10).place(5), Axis("x", 1, 100, log=True).place(10)
         (0.5, 0.5)
@@ -139,7 +139,7 @@ BAR, LABELS = 26, 150
 
 @dataclass(frozen=True)
 class Choices:
-    """An axis of a few values that have no scale, by their names, bottom to top."""
+    """An axis of a few named values without a scale, bottom to top."""
 
     label: str
     names: Sequence[str]
@@ -154,17 +154,17 @@ class Choices:
 
 @dataclass(frozen=True)
 class TrialLine:
-    """One trial: a value on every axis, what a person reads of it, and whether it is among the best."""
+    """One trial: a value on every axis, its tooltip, and whether it is among the best."""
 
     values: Sequence[float | str]
-    told: str
+    title: str
     is_best: bool = False
 
 
 def parallel_chart(
     title: str, axes: Sequence[Axis | Choices], lines: Sequence[TrialLine], *, summary: str
 ) -> Markup:
-    """Every line across all axes, the best ones last and so on top."""
+    """Every line across all axes, the best ones drawn last, on top."""
     across = [SIDE + index * (PARALLEL_WIDTH - 2 * SIDE) / max(1, len(axes) - 1) for index in range(len(axes))]
     drawn = [_line(line, axes, across) for line in sorted(lines, key=lambda line: line.is_best)]
     parts = [_upright(axis, at) for axis, at in zip(axes, across, strict=True)]
@@ -191,7 +191,7 @@ def _line(line: TrialLine, axes: Sequence[Axis | Choices], across: Sequence[floa
     heights = [_parallel_down(axis, value) for axis, value in zip(axes, line.values, strict=True)]
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, heights, strict=True))
     kind = "c1" if line.is_best else "c4 thin"
-    return Markup('<polyline class="{}" points="{}"><title>{}</title></polyline>').format(kind, points, line.told)
+    return Markup('<polyline class="{}" points="{}"><title>{}</title></polyline>').format(kind, points, line.title)
 
 
 def _upright(axis: Axis | Choices, at: float) -> Markup:
@@ -219,7 +219,7 @@ def _framed(label: str, width: int, height: int, parts: Sequence[Markup], *, bro
     )
     if not broad:
         return chart
-    # On a phone it keeps its size and is scrolled by itself.
+    # On a phone the chart keeps its size and scrolls inside its box.
     return Markup('<div class="wide broad" tabindex="0" role="region" aria-label="{}">{}</div>').format(
         label, chart
     )

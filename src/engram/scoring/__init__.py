@@ -1,10 +1,10 @@
-"""Scoring: what was recovered, beside its null counts. Reads the training images, so it is the auditor's side.
+"""Scoring: what was recovered, with its null counts. It reads the training images, so it is the auditor's side.
 
-metrics      how alike two images are
+metrics      how similar two images are
 voting       scores of all candidates, and the vote among the nearest
 protocols    the papers' two ways of matching, and one for vectors
-match        one row for each training image: `MatchTable`
+match        one row per training image: `MatchTable`
 report       the same for held-out images and noise: `ScoreReport`
-roc          how well a score tells members from others
-confidence   how well the blind confidence predicted what is real
+curves       ROC: how well a score separates members from others; how well the blind confidence predicted
+             which candidates are real
 """

@@ -1,4 +1,4 @@
-"""Match candidates to images by a protocol: for every image its reconstruction, and how good it is."""
+"""Match candidates to images by a protocol: each image gets its reconstruction and how good it is."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ class Threshold:
 
 @dataclass(frozen=True, eq=False)
 class MatchTable:
-    """One row for each training image; every tensor has n rows, and a metric that is undefined is None.
+    """One row per training image; every tensor has n rows, and an undefined metric is None.
 
     Each training image is one row, so a count over rows counts distinct training images. Several rows may
-    share a candidate: `distinct_candidates` says how many different ones stand behind them.
+    share a candidate: `distinct_candidates` counts the different ones.
     """
 
     sample: Tensor
     """Index of the training image in the batch that was scored, int64."""
     candidate: Tensor
-    """Index of its best candidate, int64; -1 if it got none (one-to-one with too few candidates)."""
+    """Index of its best candidate, int64; -1 if it has none (one-to-one with too few candidates)."""
     votes: Tensor
     """How many candidates were averaged, int64."""
     distance: Tensor
     """Distance to the best candidate alone, before the vote, as the protocol measures it."""
     reconstruction: Tensor
-    """[n, *shape], ready to show: mean added, and for images stretched to [0, 1]."""
+    """[n, *shape], ready to show: mean added, and images stretched to [0, 1]."""
     ssim: Tensor | None = None
     """Between the reconstruction as shown and the training image in [0, 1]."""
     ncc: Tensor | None = None
     """In network coordinates: the vote's average before the mean is added, against image minus mean.
-    The mean image alone therefore gains nothing here."""
+    So the mean image alone gains nothing here."""
     relative_l2: Tensor | None = None
-    """||candidate - x|| / ||x|| in network coordinates; vectors only: images are matched up to scale."""
+    """||candidate - x|| / ||x|| in network coordinates; vectors only, since images are matched up to scale."""
     label: Tensor | None = None
     model_output: Tensor | None = None
 
@@ -85,7 +85,7 @@ class MatchTable:
         return int(self.passing(metric, threshold).sum())
 
     def distinct_candidates(self, metric: str | None = None, threshold: float = 0.0) -> int:
-        """How many different best candidates stand behind all rows, or behind those that pass."""
+        """How many different best candidates there are among all rows, or among those that pass."""
         used = self.candidate >= 0
         if metric is not None:
             used = used & self.passing(metric, threshold)
@@ -108,7 +108,7 @@ class MatchTable:
         return self.take(order[: max(k, 0)])
 
     def to_records(self) -> list[dict[str, Any]]:
-        """One JSON-ready dict for each row, without the images; undefined and non-finite numbers are None."""
+        """One JSON-ready dict per row, without the images; undefined and non-finite numbers are None."""
         names = [field.name for field in fields(self) if field.name != "reconstruction"]
         columns = {name: getattr(self, name) for name in names}
         lists = {name: column.tolist() for name, column in columns.items() if column is not None}
@@ -134,7 +134,7 @@ def _plain(value: Any) -> Any:
 
 
 LARGEST_MATRIX = 50_000_000
-"""Entries of the largest matrix `one_to_one` takes: 400 MB in the float64 that scipy works in."""
+"""Most entries that `one_to_one` accepts: 400 MB in the float64 that scipy works in."""
 
 UNMATCHED = -1
 
@@ -152,7 +152,7 @@ def nearest(scores: Tensor) -> Tensor:
 def one_to_one(scores: Tensor) -> Tensor:
     """The assignment of largest total score that uses no candidate twice. scores [n, m] -> [n].
 
-    With fewer candidates than images, m < n, the n - m images left over get -1.
+    With fewer candidates than images, m < n, the remaining n - m images get -1.
 
     >>> one_to_one(torch.tensor([[0.9, 0.8], [0.7, 0.1]]))
     tensor([1, 0])
@@ -170,7 +170,7 @@ def one_to_one(scores: Tensor) -> Tensor:
 
 
 def require_assignable(images: int, candidates: int) -> None:
-    """Refuse, before any work, an assignment too large to hold."""
+    """Refuse an assignment that does not fit in memory, before any work."""
     require(
         images * candidates <= LARGEST_MATRIX,
         "one-to-one assignment",
@@ -198,13 +198,13 @@ def score(
     model_outputs: Tensor | None = None,
     progress: Progress = silent,
 ) -> MatchTable:
-    """Find, for every image, its reconstruction among the candidates, and measure it.
+    """Find the reconstruction of every image among the candidates, and measure it.
 
     candidates [m, *shape] in network coordinates (mean subtracted); images [n, *shape] in [0, 1];
-    mean [*shape]; labels and model_outputs [n, ...] are only carried into the table.
+    mean [*shape]; labels and model_outputs [n, ...] are only copied into the table.
 
-    "nearest" lets a candidate serve several images and votes as the protocol says. "one-to-one" uses each
-    candidate at most once and so does not vote: averaging would share candidates again.
+    "nearest" lets a candidate serve several images, with the protocol's vote. "one-to-one" uses each candidate
+    at most once and therefore does not vote: averaging would share candidates again.
 
     >>> from engram.scoring.protocols import VectorProtocol
     >>> points = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
@@ -237,7 +237,7 @@ def score(
 
 @dataclass(frozen=True, eq=False)
 class _Found:
-    """Each image's candidate (-1 for none), its score (NaN for none), the average of the voters, their number."""
+    """Each image's candidate (-1 for none), its score (NaN for none), the voters' average and their number."""
 
     candidate: Tensor
     scores: Tensor
@@ -246,7 +246,7 @@ class _Found:
 
 
 def _nearest(scorer: Scorer, candidates: Tensor, protocol: ScoringProtocol, progress: Progress) -> _Found:
-    """The nearest candidates and their vote, one block of images after the other."""
+    """The nearest candidates and their vote, block by block."""
     blocks = image_blocks(len(scorer), len(candidates))
     parts = []
     for done, images in enumerate(blocks):
@@ -258,7 +258,7 @@ def _nearest(scorer: Scorer, candidates: Tensor, protocol: ScoringProtocol, prog
 def _nearest_of_block(
     scorer: Scorer, candidates: Tensor, protocol: ScoringProtocol, progress: Progress
 ) -> tuple[Tensor, ...]:
-    """The columns of `_Found`; a function by itself, so that its scores are gone before the next block's come."""
+    """The columns of `_Found`; a separate function, so that its scores are freed before the next block."""
     scores = all_scores(scorer, candidates, progress=progress)
     best, chosen = scores.max(1)
     floor = protocol.floor(best)
@@ -268,7 +268,7 @@ def _nearest_of_block(
 
 
 def _assigned(scorer: Scorer, candidates: Tensor, protocol: ScoringProtocol, progress: Progress) -> _Found:
-    """Each image's own candidate."""
+    """Each image's own candidate, used once."""
     scores = all_scores(scorer, candidates, progress=progress)
     chosen = one_to_one(scores)
     own = scores.gather(1, chosen.clamp(min=0)[:, None]).squeeze(1)
@@ -276,13 +276,13 @@ def _assigned(scorer: Scorer, candidates: Tensor, protocol: ScoringProtocol, pro
 
 
 def _alone(candidates: Tensor, chosen: Tensor, protocol: ScoringProtocol, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Averages and votes where each image's one candidate speaks alone."""
+    """Averages and votes if each image has only one candidate."""
     picked = candidates[chosen.clamp(min=0).to(candidates.device)].to(like)
     return protocol.prepare(picked), (chosen >= 0).to(torch.int64)
 
 
 def _blank(values: Tensor, rows: Tensor, fill: float = torch.nan) -> Tensor:
-    """Overwrite the rows that got no candidate; a metric without a reconstruction is not a number."""
+    """Overwrite the rows without a candidate; a metric without a reconstruction is NaN."""
     return values.masked_fill(rows.view(-1, *[1] * (values.ndim - 1)), fill)
 
 

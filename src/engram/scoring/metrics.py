@@ -1,4 +1,4 @@
-"""How alike two images are: distances that brightness and contrast do not change, and SSIM."""
+"""How similar two images are: distances that ignore brightness and contrast, and SSIM."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from engram.core.errors import require
 def zscored(images: Tensor, per_channel: bool = False) -> Tensor:
     """Flatten each image and z-score it: z = (x - mean(x)) / std(x), with std over d (not d - 1) values.
 
-    `per_channel` z-scores every channel by itself and then scales the whole image to mean square 1, which
-    changes something only where a channel is constant. A constant image has no z-score: it becomes zeros.
+    `per_channel` z-scores each channel separately and then scales the whole image to mean square 1, which only
+    matters if a channel is constant. A constant image has no z-score: it becomes zeros.
 
     images [n, C, H, W] or [n, d] -> [n, d].
 
@@ -32,7 +32,7 @@ def zscored(images: Tensor, per_channel: bool = False) -> Tensor:
         "images",
         "must be [n, C, H, W] to be z-scored per channel",
         tuple(images.shape),
-        "give vectors with per_channel=False",
+        "pass vectors with per_channel=False",
     )
     return _unit_mean_square(_standardised(images.flatten(2)).flatten(1))
 
@@ -80,28 +80,28 @@ def stretched(images: Tensor) -> Tensor:
 
 
 def require_same_shape(a: Tensor, b: Tensor, names: tuple[str, str] = ("a", "b")) -> None:
-    """Both batches must hold things of one shape; the message gives both."""
+    """Both batches must have items of one shape; the message gives both shapes."""
     require(
         a.ndim >= 2 and a.shape[1:] == b.shape[1:],
         f"{names[0]} and {names[1]}",
-        "must hold images of one shape",
+        "must have images of one shape",
         (tuple(a.shape), tuple(b.shape)),
         "reshape one of them to [count, *image shape] of the other",
     )
 
 
 def _floating(images: Tensor) -> Tensor:
-    """Float32 or float64 as it came; anything else as float32."""
+    """Float32 and float64 unchanged, anything else as float32."""
     return images if images.dtype in (torch.float32, torch.float64) else images.float()
 
 
 def _extremes(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest and largest along the last axis, [..., 1] each; torch's `aminmax` is eight times as slow."""
+    """Smallest and largest along the last axis, [..., 1] each; torch's `aminmax` is eight times slower."""
     return rows.amin(-1, keepdim=True), rows.amax(-1, keepdim=True)
 
 
 def _constant(rows: Tensor) -> Tensor:
-    """Exact test, since the standard deviation of a constant is seldom exactly 0: [..., d] -> [..., 1]."""
+    """Exact test, since the standard deviation of a constant is rarely exactly 0: [..., d] -> [..., 1]."""
     low, high = _extremes(rows)
     return low == high
 
@@ -109,8 +109,8 @@ def _constant(rows: Tensor) -> Tensor:
 def _standardised(rows: Tensor) -> Tensor:
     """Mean 0 and mean square 1 along the last axis; constant rows become 0.
 
-    Dividing by the largest entry first keeps the squares of tiny candidates from vanishing in float32. That entry
-    is an extreme of `rows`, since subtracting the mean keeps the order.
+    Dividing by the largest entry first keeps the squares of tiny candidates from underflowing in float32. That
+    entry is an extreme of `rows`, since subtracting the mean keeps the order.
     """
     low, high = _extremes(rows)
     mean = rows.mean(-1, keepdim=True)
@@ -128,7 +128,7 @@ C1 = 0.01**2
 C2 = 0.03**2
 SIGMA = 1.5
 PAIRS_AT_ONCE = 64
-"""So few that the maps of a batch stay in the cache; 1024 take twice as long."""
+"""Few enough for the maps of a batch to stay in the cache; 1024 take twice as long."""
 
 
 def ssim(a: Tensor, b: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
     True
     """
     require_same_shape(a, b)
-    require(len(a) == len(b), "a and b", "must hold as many images", (tuple(a.shape), tuple(b.shape)))
+    require(len(a) == len(b), "a and b", "must have the same number of images", (tuple(a.shape), tuple(b.shape)))
     if not len(a):
         return a.new_zeros(0)
     blocks = [slice(start, start + PAIRS_AT_ONCE) for start in range(0, len(a), PAIRS_AT_ONCE)]

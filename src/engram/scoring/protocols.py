@@ -1,4 +1,4 @@
-"""Scoring protocols: what is near, who votes, what is measured. The papers' two, and one for plain vectors.
+"""Scoring protocols: how near is measured, who votes, which metrics. The papers' two, and one for plain vectors.
 
 Coordinates: `images` are pixels in [0, 1]; candidates and `originals` = images - mean are what the network
 sees ("network coordinates").
@@ -23,7 +23,7 @@ VECTOR_THRESHOLDS = (Threshold("relative_l2", 0.1), Threshold("relative_l2", 0.3
 
 @dataclass(frozen=True, eq=False)
 class Measures:
-    """What a protocol says of finished reconstructions; metrics [n], None where undefined."""
+    """A protocol's metrics [n] of finished reconstructions; None where undefined."""
 
     reconstruction: Tensor
     ssim: Tensor | None = None
@@ -40,19 +40,19 @@ class ScoringProtocol(Protocol):
     """Whether it needs pixels [n, C, H, W] in [0, 1]."""
 
     def scorer(self, originals: Tensor) -> Scorer:
-        """Likeness of originals [n, *shape] to candidates."""
+        """Scores of originals [n, *shape] against candidates."""
 
     def distance(self, scores: Tensor, originals: Tensor) -> Tensor:
-        """The distance behind scores [n]."""
+        """The distance that scores [n] stand for."""
 
     def floor(self, best: Tensor) -> Tensor | None:
-        """Lowest score that votes, given the best scores [n]; None: the nearest candidate alone."""
+        """Lowest score that votes, given the best scores [n]; None if only the nearest candidate counts."""
 
     def prepare(self, candidates: Tensor) -> Tensor:
         """Candidates as they are averaged, [c, *shape] -> [c, *shape]."""
 
     def measure(self, averages: Tensor, images: Tensor, mean: Tensor) -> Measures:
-        """Judge the averages [n, *shape] against the images they were matched to."""
+        """Measure the averages [n, *shape] against the images they were matched to."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Buzaglo2023Protocol:
     """z-scored L2 (Eq. 16), average within B times the nearest distance, add the mean, stretch, SSIM.
 
     B = 1.1 for MLPs, 1.5 for convolutional networks. A constant candidate counts as uncorrelated with
-    everything, distance 2 d: the zero vector's own distance d would beat every candidate of NCC below 1/2.
+    everything, distance 2 d: the zero vector's own distance d would beat every candidate with NCC below 1/2.
     """
 
     B: float = 1.1
@@ -83,7 +83,7 @@ class Buzaglo2023Protocol:
         return vote_2023(best, self.B)
 
     def prepare(self, candidates: Tensor) -> Tensor:
-        """As they are: 2023 averages in network coordinates."""
+        """Unchanged: the 2023 paper averages in network coordinates."""
         return candidates
 
     def measure(self, averages: Tensor, images: Tensor, mean: Tensor) -> Measures:
@@ -95,7 +95,7 @@ class Haim2022Protocol:
     """Stretch candidates to [0, 1], NCC per channel, average those within 0.9 of the best NCC, add the mean,
     stretch, SSIM.
 
-    `half_resolution` compares 2x2 averages; None does as published: colour images (CIFAR) yes, grey no.
+    `half_resolution` compares 2x2 averages; None follows the paper: colour images (CIFAR) yes, grey no.
     """
 
     fraction: float = 0.9
@@ -108,7 +108,7 @@ class Haim2022Protocol:
         require(0 < self.fraction <= 1, "fraction", "must be in (0, 1]", self.fraction, "the paper uses 0.9")
 
     def scorer(self, originals: Tensor) -> Scorer:
-        """NCC of channels z-scored one by one. Stretching comes first on paper, but NCC cannot see it."""
+        """NCC of separately z-scored channels. The paper stretches first, which does not change NCC."""
         queries = self._features(originals)
         return Scorer(queries / queries.shape[1], self._features, _products)
 
@@ -137,7 +137,7 @@ class Haim2022Protocol:
 class VectorProtocol:
     """Points and vectors [n, d], which have no SSIM: nearest by L2, no vote, no stretching.
 
-    NCC is left out below three dimensions, where z-scoring leaves nothing but a sign.
+    NCC is left out below three dimensions, where z-scoring leaves only a sign.
     """
 
     name: ClassVar[str] = "vector"
@@ -145,7 +145,7 @@ class VectorProtocol:
     images_only: ClassVar[bool] = False
 
     def scorer(self, originals: Tensor) -> Scorer:
-        """-||x - y||, from differences rather than products, which lose the digits of near pairs."""
+        """-||x - y||, from differences rather than products, which lose precision for near pairs."""
         return Scorer(originals.flatten(1), lambda chunk: chunk.flatten(1), _negative_l2)
 
     def distance(self, scores: Tensor, originals: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
-"""evaluate: the same scoring for training images, for held-out images, and with noise for candidates.
+"""evaluate: the same scoring for training images, for held-out images, and for noise candidates.
 
-A count of good reconstructions means nothing alone: blurry candidates match images that the network never
+A count of good reconstructions means nothing by itself: blurry candidates match images that the network never
 saw, and noise plus the mean image is the mean image. What was recovered is the excess over held-out.
 
-Read the SSIM excess beside the noise count: the training mean holds 1/n of every training image, so for small
-n even noise plus that mean resembles training images slightly more than held-out ones. NCC, which is taken
-without the mean, is free of this.
+Read the SSIM excess together with the noise count: the training mean contains 1/n of every training image, so for
+small n even noise plus that mean is slightly more similar to training images than to held-out ones. NCC, which is
+taken without the mean, does not have this bias.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ NOISE_SIGMA = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """Training images that pass a threshold, beside the same count of held-out images and of noise candidates.
+    """Training images that pass a threshold, and the same count for held-out images and for noise candidates.
 
     excess = train - held_out * n_train / n_held_out is what was recovered; None without held-out images.
-    `distinct_candidates` is how many different candidates stand behind the training images that pass.
+    `distinct_candidates` counts the different candidates of the training images that pass.
     """
 
     train: int
@@ -43,7 +43,7 @@ class Count:
 
     @property
     def recovered(self) -> float:
-        """Beyond held-out; all of them where no image could be held out."""
+        """The excess over held-out; the whole count if there were no held-out images."""
         return float(self.train if self.excess is None else self.excess)
 
 
@@ -64,13 +64,13 @@ class ScoreReport:
 
     @property
     def top10_mean(self) -> float | None:
-        """Mean primary metric (SSIM for images) of the ten best training images (of all, if fewer)."""
+        """Mean primary metric (SSIM for images) of the ten best training images, or of all if there are fewer."""
         best = getattr(self.train.top(10), self.train.primary)
         matched = best[best.isfinite()]
         return float(matched.mean()) if len(matched) else None
 
     def to_json(self, *, records: bool = False) -> dict[str, Any]:
-        """A JSON-ready dict; `records` adds one entry for each training image."""
+        """A JSON-ready dict; `records` adds one entry per training image."""
         settings: dict[str, Any] = asdict(self.protocol) if is_dataclass(self.protocol) else {}
         report: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
@@ -106,10 +106,10 @@ def evaluate(
     """Score candidates against training and held-out images, and noise candidates against training images.
 
     candidates [m, *shape] in network coordinates; train_images [n, *shape] and held_out_images [k, *shape] in
-    [0, 1], of the same classes; mean [*shape] of the training set, used for all three. Take k = n where
-    possible; otherwise the held-out count is scaled by n / k in the excess, and a warning says so. Without
-    held-out images the excess is None, with a warning. `generator` draws the noise, N(0, noise_sigma²).
-    `thresholds` replaces the protocol's own, of which those whose metric is undefined are left out.
+    [0, 1], of the same classes; mean [*shape] of the training set, used for all three. Use k = n if
+    possible; otherwise the excess scales the held-out count by n / k, with a warning. Without held-out images the
+    excess is None, with a warning. `generator` draws the noise, N(0, noise_sigma²). `thresholds` replaces the
+    protocol's own, of which those with an undefined metric are left out.
     """
     started = time.perf_counter()
     train = score(
@@ -143,8 +143,8 @@ def evaluate(
 
 
 def noise_candidates(like: Tensor, generator: torch.Generator, *, sigma: float = NOISE_SIGMA) -> Tensor:
-    """The null: as many candidates of the same shape, drawn from N(0, sigma²)."""
-    require(sigma > 0, "noise_sigma", "must be positive", sigma, f"the project's null is {NOISE_SIGMA:g}")
+    """The null: the same number of candidates of the same shape, drawn from N(0, sigma²)."""
+    require(sigma > 0, "noise_sigma", "must be positive", sigma, f"the default is {NOISE_SIGMA:g}")
     dtype = torch.promote_types(like.dtype, torch.float32)
     noise = torch.randn(like.shape, generator=generator, device=generator.device, dtype=dtype)
     return noise.mul_(sigma).to(like.device)
@@ -168,8 +168,11 @@ def _warnings(train: MatchTable, held_out: MatchTable | None) -> tuple[str, ...]
     if held_out is None:
         return (
             "no held-out images: the excess is unknown, and the counts include matches that any blurry image "
-            "would get; give as many held-out images of the same classes",
+            "would get; give the same number of held-out images of the same classes",
         )
     if len(held_out) != len(train):
-        return (f"held-out counts are scaled by {len(train)}/{len(held_out)} in the excess; better give as many",)
+        return (
+            f"the excess scales held-out counts by {len(train)}/{len(held_out)}; "
+            "better give as many held-out images as training images",
+        )
     return ()

@@ -1,7 +1,7 @@
-"""Scores of images against candidates, whole for a block of images, so that the vote needs no second pass.
+"""Scores of images against all candidates, one block of images at a time, so that the vote needs no second pass.
 
-Memory is bounded twice over: images come in blocks whose scores with all candidates fit SCORES_AT_ONCE, and
-each block's scores are filled candidate chunk by candidate chunk, small enough to stay in the cache.
+Memory is bounded twice: images come in blocks whose scores with all candidates fit SCORES_AT_ONCE, and each block
+is filled in chunks of candidates that are small enough to stay in the cache.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SCORES_AT_ONCE = 2**27
 """Scores held at once: 512 MB in float32."""
 
 FEATURES_AT_ONCE = 2**22
-"""Numbers in a chunk's features or scores: 16 MB in float32, few enough for the cache, enough for the product."""
+"""Numbers in a chunk's features or scores: 16 MB in float32, small enough for the cache, enough for matmul."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scorer:
-    """Likeness of every image to a chunk of candidates, [n, c]; higher is nearer.
+    """Scores of every image against a chunk of candidates, [n, c]; higher is nearer.
 
-    scores = compare(queries, features(chunk)), with queries [n, d] made once and chunk [c, *shape].
+    scores = compare(queries, features(chunk)), with queries [n, d] computed once and chunk [c, *shape].
     """
 
     queries: Tensor
@@ -41,7 +41,7 @@ class Scorer:
         return len(self.queries)
 
     def only(self, images: slice) -> Scorer:
-        """The same for some of the images."""
+        """The same for a subset of the images."""
         return replace(self, queries=self.queries[images])
 
 
@@ -66,7 +66,7 @@ def all_scores(
 
 
 def image_blocks(images: int, candidates: int) -> list[slice]:
-    """Slices of nearly equal size whose scores with all candidates fit SCORES_AT_ONCE (one image at the least).
+    """Slices of nearly equal size whose scores with all candidates fit SCORES_AT_ONCE (at least one image).
 
     >>> image_blocks(5_000, 100_000)
     [slice(0, 1250, None), slice(1250, 2500, None), slice(2500, 3750, None), slice(3750, 5000, None)]
@@ -84,12 +84,12 @@ def chunks(candidates: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
 
 def _require_finite(block: Tensor, start: int) -> None:
     rows = block.flatten(1)
-    if bool(rows.sum(1).isfinite().all()):  # one quick reading; the exact test is needed only if this fails
+    if bool(rows.sum(1).isfinite().all()):  # a cheap test first; the exact one is needed only if it fails
         return
     finite = rows.isfinite().all(1)
     if not bool(finite.all()):
         raise DataError(
-            f"candidate {start + int((~finite).int().argmax())} holds NaN or infinity and has no distance; "
+            f"candidate {start + int((~finite).int().argmax())} contains NaN or infinity and has no distance; "
             "drop such candidates first: candidates[candidates.flatten(1).isfinite().all(1)]"
         )
 
@@ -98,8 +98,8 @@ NUMBERS_AT_ONCE = 2**24
 """Numbers in a chunk of candidates or of votes, 64 MB in float32."""
 
 CROWDED = 16
-"""An image for which more than one in so many candidates votes is averaged by a matrix product: a number costs
-about a sixteenth as much there as when it is picked out."""
+"""If more than one in this many candidates votes for an image, it is averaged by a matrix product: a number costs
+about a sixteenth as much there as in a gather."""
 
 
 def vote_2023(best: Tensor, B: float = 1.1) -> Tensor:
@@ -117,7 +117,7 @@ def vote_2023(best: Tensor, B: float = 1.1) -> Tensor:
 def vote_2022(best: Tensor, fraction: float = 0.9) -> Tensor:
     """Floor of the 2022 vote: ncc >= fraction * ncc_best, [n] -> [n].
 
-    Where even the best NCC is negative the fraction would shut out the best itself; then only it votes.
+    If even the best NCC is negative, the fraction would exclude the best itself; then only it votes.
 
     >>> vote_2022(torch.tensor([0.5, -0.5]), fraction=0.5)
     tensor([ 0.2500, -0.5000])
@@ -134,7 +134,7 @@ def vote_average(
     prepare: Callable[[Tensor], Tensor] = lambda chosen: chosen,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Mean of the prepared candidates whose score reaches the floor, and how many there are.
+    """Mean of the prepared candidates whose score reaches the floor, and their number.
 
     average_i = (1/C_i) sum over j with score_ij >= floor_i of prepare(y_j)
 
@@ -158,11 +158,11 @@ def vote_average(
 def _add(totals: Tensor, voting: Tensor, counts: Tensor, prepared: Tensor) -> None:
     """totals += voting @ prepared: [n, d], [n, c] of 0 and 1 with `counts` [n] ones in a row, [c, d].
 
-    Crowded rows by a product; the others, nearly all zeros, by picking out the few.
+    Crowded rows by a matrix product; the others, nearly all zeros, by a gather.
     """
     crowded = counts * CROWDED > len(prepared)
     for rows, total in ((crowded, _product), (~crowded, _picked)):
-        if bool(rows.all()):  # without a copy of the votes
+        if bool(rows.all()):  # no copy of the votes
             totals += total(voting, counts, prepared)
         elif bool(rows.any()):
             totals[rows] += total(voting[rows], counts[rows], prepared)
@@ -173,5 +173,5 @@ def _product(voting: Tensor, counts: Tensor, prepared: Tensor) -> Tensor:
 
 
 def _picked(voting: Tensor, counts: Tensor, prepared: Tensor) -> Tensor:
-    columns = voting.nonzero(as_tuple=True)[1]  # row after row, so that a row's picks lie together
+    columns = voting.nonzero(as_tuple=True)[1]  # row by row, so that a row's picks are adjacent
     return embedding_bag(columns, prepared, counts.cumsum(0) - counts, mode="sum")

@@ -1,8 +1,8 @@
-"""Where trials run. An executor takes orders and returns how they ended; it knows no study and no data.
+"""Where trials run. An executor takes orders and returns how they ended; it sees no study and no data.
 
-in this process, one after the other: for notebooks, tests and debuggers; or in local processes, as many at once as
-there are jobs, each with its share of the cores. Ray is in `ray_tasks`. `plan_steps` goes from a time for a whole
-sweep to the steps of a trial, by what steps cost where the trials will run.
+`InProcess` runs one trial after the other, for notebooks, tests and debuggers. `Processes` runs several at once in
+local processes, each with its share of the cores. Ray is in `ray_tasks`. `plan_steps` turns a time for a whole
+sweep into steps per trial, by measuring the cost of a step where the trials will run.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from engram.sweep.space import SweepSpec
 from engram.sweep.trial import Ended, TrialOrder, packed, run_trial
 
 ATTEMPTS = 3
-"""How often a trial whose worker dies is tried before it is a row that says so."""
+"""How often a trial is tried if its worker dies; after that its row says `killed`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """An order for the model of one sweep; `sweep` names it, so that its weights travel once where possible."""
+    """An order for the model of one sweep; `sweep` names it, so that its weights are sent once if possible."""
 
     sweep: str
     view: AttackerView[Network]
@@ -41,7 +41,7 @@ class Job:
 
 
 class Executor(Protocol):
-    """Feed it while it has free slots; collect what has ended."""
+    """Submit jobs while it has free slots; collect those that have ended."""
 
     @property
     def slots(self) -> int:
@@ -53,11 +53,11 @@ class Executor(Protocol):
         """The jobs that have ended; waits up to `timeout` seconds for the first."""
 
     def close(self) -> None:
-        """Stop at once; jobs under way are dropped and can be resumed later."""
+        """Stop at once; running jobs are dropped and can be resumed later."""
 
 
 def lost(attempts: int, cause: str) -> Ended:
-    """The row of a trial whose worker died again and again."""
+    """The result of a trial whose worker died every time."""
     return Ended(
         state="killed",
         reason=f"its worker died {attempts} times ({cause}); out of memory? try fewer jobs or candidates",
@@ -65,7 +65,7 @@ def lost(attempts: int, cause: str) -> Ended:
 
 
 class InProcess:
-    """Runs a job when its end is asked for."""
+    """Runs each job inside `collect`."""
 
     slots = 1
 
@@ -100,7 +100,7 @@ class _Worker:
 
 
 class Processes:
-    """`jobs` workers; one that dies is replaced and its trial goes on from the last snapshot."""
+    """`jobs` workers; one that dies is replaced, and its trial is resumed from the last snapshot."""
 
     def __init__(self, jobs: int, *, threads: int | None = None) -> None:
         require(jobs >= 1, "jobs", "must be at least 1", jobs)
@@ -114,7 +114,7 @@ class Processes:
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers, for those who watch them."""
+        """Process ids of the workers, for monitoring."""
         return [worker.process.pid for worker in self._workers]
 
     def submit(self, job: Job) -> None:
@@ -148,17 +148,17 @@ class Processes:
         ours, theirs = _CONTEXT.Pipe()
         process = _CONTEXT.Process(target=_serve, args=(theirs, self._threads), daemon=True)
         process.start()
-        theirs.close()  # so that the pipe ends when the child does
+        theirs.close()  # so that the pipe closes when the child ends
         return _Worker(process, ours)
 
     def _send(self, worker: _Worker) -> None:
         assert worker.job is not None
         worker.attempts += 1
-        with suppress(OSError):  # one that has died just now is found out by `collect`
+        with suppress(OSError):  # if the worker has just died, `collect` notices
             worker.pipe.send((packed(worker.job.view), worker.job.order))
 
     def _received(self, worker: _Worker) -> Ended | None:
-        """What the worker sent; None where it died and its job was given to a new one."""
+        """What the worker sent; None if it died and a new worker has its job."""
         try:
             outcome: Ended = worker.pipe.recv()
         except (EOFError, OSError):
@@ -175,7 +175,7 @@ class Processes:
 
 
 def threads_each(total: int, jobs: int) -> int:
-    """So many that all workers together do not use more than this process would.
+    """Threads per worker, so that all of them together use no more than this process would.
 
     >>> threads_each(8, 3), threads_each(2, 4)
     (2, 1)
@@ -192,8 +192,8 @@ def _cause(exitcode: int) -> str:
 
 
 def _serve(pipe: Connection, threads: int) -> None:
-    """The child: runs orders until the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    """The child process: runs orders until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)  # this process is ours alone
     while True:
@@ -205,7 +205,7 @@ def _serve(pipe: Connection, threads: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """A sweep that is killed takes its workers with it; nobody would collect what they do."""
+    """A killed sweep takes its workers with it; nobody would collect their results."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -213,20 +213,20 @@ def _end_with_parent() -> None:
 
 
 WARM_UP_STEPS, MEASURED_STEPS = 2, 12
-"""Steps of a first order, which also starts the workers, and of the one whose time counts."""
+"""Steps of a first order, which also starts the workers, and of the one that is timed."""
 USED = 0.9
-"""Share of the time that is planned; the rest is for files, the study and pooling."""
+"""Share of the time to plan for; the rest is for files, the study and pooling."""
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """How long a trial may be: `steps` at `seconds_per_step`, with `slots` trials side by side."""
+    """How long a trial may be: `steps` at `seconds_per_step`, with `slots` trials at a time."""
 
     steps: int
     seconds_per_step: float
     slots: int
     recipe_steps: int
-    """As many as the recipe would take."""
+    """Steps that the recipe would take."""
     seconds: float
     trials: int
 
@@ -235,12 +235,12 @@ class StepPlan:
         """What is cut, in words.
 
         >>> StepPlan(300, 0.09, 2, 50_000, 1500.0, 100).sentence
-        'cut: 300 steps a trial instead of 50,000; 100 trials, 2 at a time, 0.090 s a step: about 25 minutes'
+        'cut: 300 steps per trial instead of 50,000; 100 trials, 2 at a time, 0.090 s per step: about 25 minutes'
         """
         minutes = self.trials * self.steps * self.seconds_per_step / self.slots / USED / 60
         return (
-            f"cut: {self.steps:,} steps a trial instead of {self.recipe_steps:,}; {self.trials} trials, "
-            f"{self.slots} at a time, {self.seconds_per_step:.3f} s a step: about {minutes:.0f} minutes"
+            f"cut: {self.steps:,} steps per trial instead of {self.recipe_steps:,}; {self.trials} trials, "
+            f"{self.slots} at a time, {self.seconds_per_step:.3f} s per step: about {minutes:.0f} minutes"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -248,10 +248,10 @@ class StepPlan:
 
 
 def plan_steps(view: AttackerView[Network], spec: SweepSpec, executor: Executor, *, seconds: float) -> StepPlan:
-    """Steps with which all trials of `spec` take about `seconds`, measured with the executor's slots all busy."""
+    """Steps for which all trials of `spec` take about `seconds`, measured with all the executor's slots busy."""
     require(seconds > 0, "seconds", "must be positive", seconds)
     if "steps" in spec.space.fixed or "steps" in spec.space.search:
-        raise ConfigError("a time for the sweep plans the steps of its trials; give one or the other")
+        raise ConfigError("a time for the sweep determines the steps of its trials; give one or the other")
     _run_everywhere(view, spec, executor, WARM_UP_STEPS)
     each = _run_everywhere(view, spec, executor, MEASURED_STEPS) / MEASURED_STEPS
     slots = min(executor.slots, spec.trials)
@@ -261,12 +261,12 @@ def plan_steps(view: AttackerView[Network], spec: SweepSpec, executor: Executor,
 
 
 def with_steps(spec: SweepSpec, steps: int) -> SweepSpec:
-    """The sweep with trials of so many steps."""
+    """The sweep with trials of that many steps."""
     return replace(spec, space=spec.space.fixing({"steps": steps}))
 
 
 def _run_everywhere(view: AttackerView[Network], spec: SweepSpec, executor: Executor, steps: int) -> float:
-    """Seconds of the slowest of as many short trials as run side by side."""
+    """Run one short trial per slot; seconds of the slowest."""
     waiting = executor.slots
     for number in range(waiting):
         settings = {**spec.space.corner(), "steps": steps, "seed": number}
@@ -275,6 +275,8 @@ def _run_everywhere(view: AttackerView[Network], spec: SweepSpec, executor: Exec
     while waiting:
         for _, ended in executor.collect(0.5):
             if ended.state != "complete":
-                raise EngramError(f"a trial of {steps} steps to measure by was {ended.state}: {ended.reason}")
+                raise EngramError(
+                    f"a trial of {steps} steps, run to time a step, ended as {ended.state}: {ended.reason}"
+                )
             slowest, waiting = max(slowest, ended.seconds), waiting - 1
     return slowest

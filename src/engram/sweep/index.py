@@ -1,7 +1,7 @@
-"""trials.jsonl: one line for each finished trial, so that ten thousand of them are listed at once.
+"""trials.jsonl: one line per finished trial, so that ten thousand of them can be listed at once.
 
 Replaying a study's journal of that size takes seconds and needs Optuna; this file needs neither Optuna nor torch.
-It is written from the study and can always be made anew.
+It is written from the study and can always be written again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def write_index(directory: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def read_index(directory: Path) -> list[dict[str, Any]]:
-    """The rows by their numbers; a line cut short by a kill is left out, a later line replaces an earlier one."""
+    """The rows by number; a line cut short by a kill is skipped, and a later line replaces an earlier one."""
     path = directory / INDEX
     rows: dict[int, dict[str, Any]] = {}
     for line in path.read_text().splitlines() if path.exists() else []:

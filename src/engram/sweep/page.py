@@ -1,4 +1,4 @@
-"""Charts of a sweep, from what sweep.json holds."""
+"""The page of a sweep, from sweep.json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_LINES = 500
 
 
 def growth_chart(points: Sequence[Mapping[str, Any]], score: ScoreReport | None) -> Markup:
-    """Good images, or confident candidates in the blind mode, against the number of trials pooled."""
+    """Good images, or confident candidates if blind, against the number of pooled trials."""
     lines: dict[str, list[float]] = {"confident candidates": [point["sure"] for point in points]}
     if score is not None:
         name = deciding_threshold(score).text
@@ -32,10 +32,10 @@ def growth_chart(points: Sequence[Mapping[str, Any]], score: ScoreReport | None)
     trials = [point["trials"] for point in points]
     series = [Series(name, trials, line, colour=index) for index, (name, line) in enumerate(lines.items())]
     series += [Series("", trials, line, kind="dots", colour=index) for index, line in enumerate(lines.values())]
-    x = Axis("trials pooled", 1, max(2, trials[-1]), log=True)
+    x = Axis("pooled trials", 1, max(2, trials[-1]), log=True)
     y = Axis("images" if score is not None else "candidates", 0, max(1.0, *map(max, lines.values())))
     summary = "; ".join(f"{name}: {line[-1]:g} with all" for name, line in lines.items())
-    return chart("Against the number of trials pooled", x, y, series, summary=summary)
+    return chart("Against the number of pooled trials", x, y, series, summary=summary)
 
 
 def history_chart(summary: Mapping[str, Any]) -> Markup:
@@ -48,13 +48,13 @@ def history_chart(summary: Mapping[str, Any]) -> Markup:
         steps += [(number, steps[-1][1]), (number, value)] if steps else [(number, value)]
     steps.append((last, steps[-1][1]))
     best = Series("best so far", [x for x, _ in steps], [y for _, y in steps], colour=2)
-    told = f"best {summary['best']['objective']:.4g} in trial {summary['best']['number']}"
+    text = f"best {summary['best']['objective']:.4g} in trial {summary['best']['number']}"
     x, y = Axis("trial", 0, last), _range(f"{summary['objective']['name']} objective", values)
-    return chart("Objective of every trial", x, y, [Series("", numbers, values, kind="dots"), best], summary=told)
+    return chart("Objective of every trial", x, y, [Series("", numbers, values, kind="dots"), best], summary=text)
 
 
 def settings_chart(summary: Mapping[str, Any]) -> Markup:
-    """Parallel coordinates: an axis for each setting, the objective last."""
+    """Parallel coordinates: one axis per setting, the objective last."""
     sign = 1 if summary["objective"]["direction"] == "minimize" else -1
     rows = [row for row in summary["trials"] if row["objective"] is not None]
     rows = sorted(rows, key=lambda row: (sign * row["objective"], row["number"]))
@@ -63,10 +63,8 @@ def settings_chart(summary: Mapping[str, Any]) -> Markup:
     axes.append(_range("objective", [row["objective"] for row in rows]))
     best = math.ceil(BEST_SHARE * len(rows))
     lines = [_line(row, axes, is_best=place < best) for place, row in enumerate(rows[:MOST_LINES])]
-    told = f"{len(lines)} of {len(rows)} complete trials, the best in colour; the best has " + _settings_text(
-        rows[0]
-    )
-    return parallel_chart("Settings and objective", axes, lines, summary=told)
+    text = f"{len(lines)} of {len(rows)} complete trials, the best quarter in colour; the best trial has "
+    return parallel_chart("Settings and objective", axes, lines, summary=text + _settings_text(rows[0]))
 
 
 def importance_chart(shares: Mapping[str, float]) -> Markup:
@@ -77,8 +75,8 @@ def importance_chart(shares: Mapping[str, float]) -> Markup:
 def _line(row: Mapping[str, Any], axes: Sequence[Axis | Choices], *, is_best: bool) -> TrialLine:
     values = [row["params"][axis.label] for axis in axes[:-1]]
     shown = [str(value) if isinstance(axis, Choices) else value for axis, value in zip(axes, values, strict=False)]
-    told = f"trial {row['number']}: objective {row['objective']:.4g}, {_settings_text(row)}"
-    return TrialLine([*shown, row["objective"]], told, is_best)
+    text = f"trial {row['number']}: objective {row['objective']:.4g}, {_settings_text(row)}"
+    return TrialLine([*shown, row["objective"]], text, is_best)
 
 
 def _settings_text(row: Mapping[str, Any]) -> str:
@@ -100,16 +98,16 @@ def _range(label: str, values: Sequence[float]) -> Axis:
 MOST_ROWS = 2000
 """Trials in the table; the others are in sweep.json."""
 LIMITS = (
-    "No leak found is not a proof of safety: these trials, with these settings, found nothing.",
+    "No leak found is not a proof of safety: it means that these trials, with these settings, found nothing.",
     "Trials are compared by how much of the first layer their candidates explain, and pooled best first, without "
-    "any data. Data given to score the result change none of it; with --oracle they judge the trials, which no "
-    "attacker could do.",
-    "The confidence was calibrated on the engine's restarts; for other recipes read it as an order.",
+    "any data. Scoring the result against data changes none of this. With --oracle the data judge the trials, "
+    "which no attacker could do.",
+    "The confidence was calibrated on the engine's restarts; for other recipes use it only to rank candidates.",
 )
 
 
 def sweep_page(concluded: Conclusion, train: ImageSet | None = None) -> Page:
-    """The page of a concluded sweep; `train` are the records that it was scored against."""
+    """The page of a concluded sweep; `train` has the records that it was scored against."""
     summary, pooled = concluded.summary, concluded.pooled
     verdict = sweep_verdict(pooled, concluded.score, summary["pooled"]["trials"])
     return Page(
@@ -140,14 +138,14 @@ def _tiles(summary: Mapping[str, Any]) -> list[Tile]:
         Tile(
             f"best {summary['objective']['name']} objective", f"{best['objective']:.4g}", f"trial {best['number']}"
         ),
-        Tile("pooled candidates", f"{pooled['candidates']:,}", f"of {pooled['trials']:,} trials"),
+        Tile("pooled candidates", f"{pooled['candidates']:,}", f"from {pooled['trials']:,} trials"),
         Tile("confident candidates", f"{pooled['confident']['90%']:,}", "at 90 %, judged blind"),
-        Tile("computing time", f"{summary['seconds']:,.0f} s", "of all trials together"),
+        Tile("computing time", f"{summary['seconds']:,.0f} s", "all trials together"),
     ]
 
 
 def _gallery(concluded: Conclusion, train: ImageSet | None) -> Section:
-    title, shape = "The best of the pooled candidates", tuple(concluded.pooled.images.shape[1:])
+    title, shape = "The best pooled candidates", tuple(concluded.pooled.images.shape[1:])
     score = concluded.score
     if score is not None and train is not None and score.train.ssim is not None:
         heads = ("recovered", "training records", "held-out records", "excess", "from noise")
@@ -155,22 +153,22 @@ def _gallery(concluded: Conclusion, train: ImageSet | None) -> Section:
         return Section(
             "pooled",
             title,
-            ["Each stands above the training image it was matched to, best SSIM first. Click to enlarge."],
+            ["Each is above the training image it was matched to, best SSIM first. Click to enlarge."],
             gallery=pair_gallery(score, train),
             tables=[Table(heads, rows, f"Counts of {len(score.train)} records; the excess is what was recovered")],
         )
     if len(shape) != 3:
-        return Section("pooled", title, ["The inputs are no images; see reconstruction.safetensors."])
-    text = "Those of the highest confidence, without the mean image, stretched to full contrast. Click to enlarge."
+        return Section("pooled", title, ["The inputs are not images; see reconstruction.safetensors."])
+    text = "The most confident ones, without the mean image, stretched to full contrast. Click to enlarge."
     return Section("pooled", title, [text], gallery=candidate_gallery(concluded.pooled, shape))
 
 
 def _growth(concluded: Conclusion) -> Section:
-    told = "confident candidates (90 %)" if concluded.score is None else "images"
+    counted = "Confident candidates (90 %)" if concluded.score is None else "Images"
     return Section(
         "growth",
-        "What more trials give",
-        [f"The {told} in the pool of the first 1, 2, 4, ... complete trials."],
+        "What more trials add",
+        [f"{counted} in the pool of the first 1, 2, 4, ... complete trials."],
         [growth_chart(concluded.summary["pooled"]["growth"], concluded.score), history_chart(concluded.summary)],
     )
 
@@ -178,8 +176,9 @@ def _growth(concluded: Conclusion) -> Section:
 def _settings(summary: Mapping[str, Any]) -> Section:
     text = f"The objective is {summary['objective']['name']}: {summary['objective']['meaning']}."
     if not summary["space"]["search"]:
-        return Section("settings", "Settings and objective", [text, "No setting was varied, only the start."])
-    more = "Each line is a complete trial, the best quarter in colour; point at one to read it."
+        only = "No setting was varied: trials differ only in their random start."
+        return Section("settings", "Settings and objective", [text, only])
+    more = "Each line is a complete trial, the best quarter in colour; hover over a line to read it."
     return Section("settings", "Settings and objective", [text, more], [settings_chart(summary)])
 
 
@@ -189,9 +188,9 @@ def _importance(summary: Mapping[str, Any]) -> Section:
         return Section("importance", title, ["No setting was varied."])
     if shares is None:
         complete = summary["counts"].get("complete", 0)
-        text = f"{complete} complete trials are too few to tell; it takes {ENOUGH_FOR_IMPORTANCE}."
+        text = f"{complete} complete trials are too few to tell; at least {ENOUGH_FOR_IMPORTANCE} are needed."
         return Section("importance", title, [text])
-    text = "Each setting's share in what makes a trial one of the best quarter (Optuna's PED-ANOVA)."
+    text = "How much each setting contributes to a trial being in the best quarter (Optuna's PED-ANOVA)."
     return Section("importance", title, [text], [importance_chart(shares)])
 
 
@@ -234,7 +233,7 @@ def _repeat(summary: Mapping[str, Any]) -> Section:
     versions = list(summary["versions"].items())
     return Section(
         "reproduce",
-        "What was the same for all",
+        "Common to all trials",
         [f"Weights (SHA-256): {summary['weights_sha256']}"],
         tables=[
             Table(("setting", "value"), rows, "Settings that were not varied"),

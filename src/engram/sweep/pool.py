@@ -1,8 +1,8 @@
-"""The candidates of all trials as one reconstruction: what is the same image is merged, and scored by agreement.
+"""The candidates of all trials as one reconstruction: copies of an image are merged and scored by agreement.
 
-As `attacks.engine.consensus` does for the restarts of one run, but trial by trial, best first, so that a
-hundred trials of a thousand candidates need no matrix of all pairs; and only the best trials vote, since in a
-sweep many have found nothing.
+`attacks.engine.consensus` does the same for the restarts of one run. Here it goes trial by trial, best first, so
+that a hundred trials of a thousand candidates need no matrix of all pairs; and only the best trials vote, since
+many trials of a sweep find nothing.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from engram.scoring.protocols import ScoringProtocol
 from engram.scoring.report import Count, ScoreReport
 
 MOST_POOLED = 20_000
-"""So many candidates are kept; those of the best trials come first."""
+"""Most candidates to keep; those of the best trials come first."""
 VOTERS = 16
-"""Agreement is with so many of the best trials."""
+"""How many of the best trials agreement is measured with."""
 
 Load = Callable[[int], Reconstruction]
 
 
 @dataclass(eq=False)
 class _Pool:
-    """Leaders of the merged groups, the weighted sums of their members, and the trial each came from."""
+    """Leaders of the merged groups, the weighted sums of the groups, and the trial each leader came from."""
 
     leaders: Tensor
     sums: Tensor
@@ -47,10 +47,10 @@ def pool_trials(
     most: int = MOST_POOLED,
     progress: Progress = silent,
 ) -> Reconstruction:
-    """Merge the candidates of trials, given best first; `load` reads those of a number.
+    """Merge the candidates of trials, given best first; `load` reads a trial by number.
 
-    The score of a candidate is the confidence of its mean best likeness among the other voting trials; with a
-    single trial nothing can agree, and scores are NaN.
+    A candidate's score is the confidence of its mean best likeness to the other voting trials. A single trial has
+    nothing to agree with: its scores are NaN.
     """
     voters = list(numbers[:VOTERS])
     total = len(numbers) + len(voters)
@@ -69,7 +69,7 @@ def pool_trials(
 
 
 def prepared(images: Tensor) -> Tensor:
-    """Rows [m, p] for `likeness`: images [m, C, H, W] centred and of length one, points [m, d] as they are."""
+    """Rows [m, p] for `likeness`: images [m, C, H, W] centred and of length one, points [m, d] unchanged."""
     rows = images.flatten(1).float()
     if images.ndim == 4:
         rows = rows - rows.mean(1, keepdim=True)
@@ -78,7 +78,7 @@ def prepared(images: Tensor) -> Tensor:
 
 
 def likeness(rows: Tensor, others: Tensor, *, are_images: bool) -> Tensor:
-    """How alike, at most 1, [m, k]: NCC of images; of points 1 - ||a - b|| / (||a|| + ||b||).
+    """Likeness, at most 1, [m, k]: NCC for images; 1 - ||a - b|| / (||a|| + ||b||) for points.
 
     >>> circle = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
     >>> likeness(circle[:1], circle, are_images=False).round(decimals=2)
@@ -93,10 +93,10 @@ def likeness(rows: Tensor, others: Tensor, *, are_images: bool) -> Tensor:
 
 
 def _joined(pool: _Pool | None, found: Reconstruction, number: int, most: int) -> _Pool:
-    """The pool with one more trial, its strongest candidates first."""
+    """The pool with one more trial added, its largest duals first."""
     found = found.take(found.duals.argsort(descending=True, stable=True))
     own, images = prepared(found.images), found.images.float()
-    # Duals are on each trial's own scale.
+    # Each trial has its own scale of duals.
     weights = found.duals.float().clamp(min=0)
     weights = weights / weights.mean().clamp(min=1e-12) + 1e-6
     if pool is None:
@@ -119,7 +119,7 @@ def _joined(pool: _Pool | None, found: Reconstruction, number: int, most: int) -
 
 
 def _groups(pool: _Pool, own: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """For each candidate the place of its leader in the pool; and which candidates become leaders, in order."""
+    """For each candidate the index of its leader in the pool; and which candidates become leaders, in order."""
     there = len(pool.labels)
     leaders = torch.full((len(own),), -1)
     if there:
@@ -137,13 +137,13 @@ def _groups(pool: _Pool, own: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _best_likeness(pool: _Pool, voter: Reconstruction) -> Tensor:
-    """Of every leader with the most similar candidate of a trial, [leaders]."""
+    """Likeness of every leader to the most similar candidate of a trial, [leaders]."""
     alike = _within_labels(pool, pool.leaders, pool.labels, prepared(voter.images), voter.labels)
     return alike.amax(1).clamp(min=0)
 
 
 def _within_labels(pool: _Pool, rows: Tensor, labels: Tensor, others: Tensor, other_labels: Tensor) -> Tensor:
-    """Likeness of candidates with the same label, -1 between labels."""
+    """Likeness of candidates with the same label, -1 across labels."""
     alike = likeness(rows, others, are_images=pool.sums.ndim == 4)
     return alike.masked_fill_(labels[:, None] != other_labels[None], -1.0)
 
@@ -158,7 +158,7 @@ def _finished(pool: _Pool, agreement: Tensor, trials: int) -> Reconstruction:
 
 @dataclass(frozen=True)
 class Grown:
-    """The pool of the first `trials` complete trials: candidates, how many of them at 90 %, counts with data."""
+    """The pool of the first `trials` complete trials: candidates, those at 90 % confidence, counts if scored."""
 
     trials: int
     candidates: int
@@ -167,7 +167,7 @@ class Grown:
 
 
 def sizes(trials: int) -> list[int]:
-    """1, 2, 4, ... and all: pooling each of them anew takes about as long again as pooling all.
+    """1, 2, 4, ... and all: pooling each of them from scratch only doubles the time of pooling all.
 
     >>> sizes(10), sizes(1)
     ([1, 2, 4, 8, 10], [1])
@@ -176,7 +176,7 @@ def sizes(trials: int) -> list[int]:
 
 
 def grown(pooled: Reconstruction, trials: int, score: ScoreReport | None) -> Grown:
-    """The point of a pool whose score is known."""
+    """The point of the curve for a pool that has been scored."""
     counts = None if score is None else dict(score.counts)
     return Grown(trials, len(pooled), pooled.count_above(0.9), counts)
 
@@ -189,7 +189,7 @@ def growth(
     *,
     progress: Progress = silent,
 ) -> list[Grown]:
-    """Pools of the first trials by number, smaller than all of them; within a pool the best trials come first."""
+    """Pools of the first trials by number, except the pool of all; within a pool the best trials come first."""
     curve, wanted = [], sizes(len(best_first))[:-1]
     for done, size in enumerate(wanted, start=1):
         first = set(sorted(best_first)[:size])

@@ -1,4 +1,4 @@
-"""Ray: trials as tasks on a cluster, which places them, moves the weights once, and retries what a node lost."""
+"""Ray: trials as tasks on a cluster, which schedules them, sends the weights once, and retries lost tasks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from engram.sweep.trial import Ended, PackedView, TrialOrder, packed, run_trial
 class RayTasks:
     """`address` is Ray's: "auto" for the cluster this machine belongs to, HOST:PORT, or "local" to start one here.
 
-    Each trial asks for `cpus` and `gpus`; it runs in a directory of its node and its files come back as the
-    result, so nodes need no shared file system.
+    Each trial asks for `cpus` and `gpus`. It runs in a directory on its node and returns its files, so nodes need
+    no shared file system.
     """
 
     def __init__(self, address: str, *, cpus: float = 1.0, gpus: float = 0.0) -> None:
         require(cpus > 0, "cpus_per_trial", "must be positive", cpus)
         require(gpus >= 0, "gpus_per_trial", "must not be negative", gpus)
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anyone
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage reports
         self._ray: Any = optional("ray", wanted_by="--ray", install="'engram[ray]'")
         self._cpus, self._gpus = cpus, gpus
         self._mine = not self._ray.is_initialized()
@@ -36,7 +36,7 @@ class RayTasks:
 
     @property
     def slots(self) -> int:
-        """What the cluster has room for now; nodes may come and go."""
+        """How many trials the cluster has room for now; nodes may come and go."""
         there = self._ray.cluster_resources()
         by_gpu = there.get("GPU", 0.0) / self._gpus if self._gpus else float("inf")
         return max(1, int(min(there.get("CPU", 0.0) / self._cpus, by_gpu)))
@@ -44,7 +44,7 @@ class RayTasks:
     def submit(self, job: Job) -> None:
         if job.sweep not in self._views:
             self._views[job.sweep] = self._ray.put(packed(job.view))
-        order = replace(job.order, scratch=None)  # a path of this machine means nothing on a node
+        order = replace(job.order, scratch=None)  # a path on this machine means nothing on a node
         task = self._task.remote(self._views[job.sweep], order, max(1, int(self._cpus)))
         self._running[task] = job
 
@@ -71,7 +71,7 @@ class RayTasks:
         return ended
 
     def _require_room(self) -> None:
-        """Ray lets a task that fits nowhere wait for ever."""
+        """Refuse what fits nowhere: Ray would wait forever."""
         there = self._ray.cluster_resources()
         for kind, asked in (("CPU", self._cpus), ("GPU", self._gpus)):
             has = there.get(kind, 0.0)
@@ -82,7 +82,7 @@ class RayTasks:
                 )
 
     def _connect(self, address: str) -> None:
-        """Options that belong to whoever starts a cluster are given only when we start it."""
+        """Connect; options for starting a cluster are passed only if we start it."""
         local = {"include_dashboard": False} if address == "local" else {}
         try:
             _knock(address)
@@ -96,7 +96,7 @@ class RayTasks:
 
 
 def _knock(address: str) -> None:
-    """Fail within seconds where nobody listens at HOST:PORT; Ray itself would try for minutes."""
+    """Fail within seconds if nothing listens at HOST:PORT; Ray itself would try for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host, int(port)), timeout=5).close()
@@ -105,5 +105,5 @@ def _knock(address: str) -> None:
 def _run(view: PackedView, order: TrialOrder, threads: int) -> Ended:
     import torch
 
-    torch.set_num_threads(threads)  # a worker process of Ray's, not the user's
+    torch.set_num_threads(threads)  # Ray's worker process, not the user's
     return run_trial(view, order)

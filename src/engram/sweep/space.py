@@ -1,9 +1,9 @@
-"""What a sweep is: which settings it varies, how they are drawn, how many trials, and which of them are hopeless.
+"""What a sweep is: which settings it varies, how they are drawn, how many trials, and which trials are hopeless.
 
-Draws depend on the sweep's seed and the trial's number alone, and so does pruning: the first `WARM_UP` trials
-run to their end, and at each checkpoint a later trial must explain the weights no worse than the best `keep`
-share of those did at the same point. Rules that look at whatever has finished so far would give another result
-after every kill and for every number of workers."""
+Draws and pruning depend only on the sweep's seed and the trial's number. The first `WARM_UP` trials run to their
+end. At each checkpoint a later trial must explain the weights as well as the best `keep` share of them did at the
+same point. A rule based on whatever has finished so far would give different results after every kill and
+for every number of workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Uniform in [low, high]; with `log` uniform in the logarithm, with `integer` whole numbers only."""
+    """Uniform in [low, high]; with `log` uniform in the logarithm, with `integer` only whole numbers."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -58,7 +58,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One of a few values, each as likely."""
+    """One of a few values, all equally likely."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -77,9 +77,9 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """`search` is drawn anew for every trial, `fixed` is the same for all; the rest are the recipe's defaults.
+    """`search` is drawn for every trial, `fixed` is the same for all; the rest are the recipe's defaults.
 
-    The seed of a trial is neither: it follows from the sweep's seed and the trial's number.
+    A trial's seed is neither: it is derived from the sweep's seed and the trial's number.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -92,25 +92,25 @@ class Space:
         require(self.recipe in RECIPES, "recipe", f"must be one of {', '.join(RECIPES)}", self.recipe)
         names = setting_names(self.recipe)
         for name in (*self.search, *self.fixed):
-            cure = "the seed is the sweep's own: --seed" if name == "seed" else ""
-            require(name in names, "space", f"can hold {', '.join(names)}", name, cure)
+            cure = "set the sweep's seed with --seed" if name == "seed" else ""
+            require(name in names, "space", f"can set {', '.join(names)}", name, cure)
         both = sorted(set(self.search) & set(self.fixed))
         require(not both, "space", "must not both search and fix a setting", both)
-        RECIPES[self.recipe](**self.fixed)  # their own rules, before any trial runs
+        RECIPES[self.recipe](**self.fixed)  # checks them before any trial runs
 
     def fixing(self, values: Mapping[str, Any]) -> Space:
-        """The same space with some settings held fixed."""
+        """The same space with some settings fixed."""
         search = {name: one for name, one in self.search.items() if name not in values}
         return replace(self, search=search, fixed={**self.fixed, **values})
 
     def for_task(self, task: Task) -> Space:
-        """The space as far as it means anything for a task: duals of either sign have no floor to search."""
+        """The settings that matter for a task: duals of either sign have no floor to search."""
         if not task.has_signed_duals or "dual_floor" not in self.search:
             return self
         return replace(self, search={name: one for name, one in self.search.items() if name != "dual_floor"})
 
     def corner(self) -> dict[str, Any]:
-        """One point of the space: what is fixed, the low end of every range, the first of every choice."""
+        """One point of the space: the fixed settings, the low end of every range, the first of every choice."""
         return {**self.fixed, **{name: one.first for name, one in self.search.items()}}
 
     def to_json(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Space:
 
 
 PRESETS: Mapping[str, Space] = {
-    # Haim et al. 2022, appendix B.2; one learning rate there, one for images and one for duals in their runs.
+    # Haim et al. 2022, appendix B.2: one learning rate there, one for images and one for duals in their runs.
     "haim2022": Space(
         search={
             "lr_images": Range(low=1e-5, high=1.0, log=True),
@@ -143,7 +143,7 @@ PRESETS: Mapping[str, Space] = {
             "relu_slope": Range(low=10.0, high=500.0),
         },
     ),
-    # The engine needs no tuning; its sweep is many starts, with the few choices that are not derived moved about.
+    # The engine needs no tuning: its sweep is many starts, varying the few settings that are not derived.
     "engine": Space(
         recipe="engine",
         search={
@@ -168,7 +168,7 @@ def default_space(task: Task) -> str:
 
 
 def find_space(name: str) -> Space:
-    """A preset, or the TOML file of that name."""
+    """A preset, or a TOML file."""
     if name in PRESETS:
         return PRESETS[name]
     path = Path(name)
@@ -178,7 +178,7 @@ def find_space(name: str) -> Space:
 
 
 def read_space(path: Path) -> Space:
-    """A space from TOML: recipe, [fixed], [search] with tables of low, high, log, integer or of choices."""
+    """A space from TOML: recipe, [fixed], [search] with tables of low, high, log and integer, or of choices."""
     try:
         return TypeAdapter(Space).validate_python(tomllib.loads(path.read_text()))
     except ValidationError as error:
@@ -186,12 +186,12 @@ def read_space(path: Path) -> Space:
         where = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{path}: {where}: {first['msg']}; see docs/sweeps.md") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} is no readable TOML file: {error}") from error
+        raise ConfigError(f"{path} is not a readable TOML file: {error}") from error
 
 
 WARM_UP = 10
 CHECKPOINTS = (0.1, 0.25, 0.5)
-"""Shares of a trial's steps at which it is looked at."""
+"""Shares of a trial's steps after which it is checked."""
 
 
 def checkpoint_steps(total: int) -> tuple[int, ...]:
@@ -204,7 +204,7 @@ def checkpoint_steps(total: int) -> tuple[int, ...]:
 
 
 def limits(warm_up: Sequence[Sequence[float]], keep: float) -> tuple[float, ...]:
-    """At each checkpoint the largest unexplained share that the best `keep` of the warm-up trials had.
+    """For each checkpoint, the largest unexplained share among the best `keep` of the warm-up trials.
 
     >>> limits([(0.9, 0.5), (0.8, 0.6), (1.0, 1.0), (0.7, 0.1)], keep=0.5)
     (0.8, 0.5)
@@ -214,7 +214,7 @@ def limits(warm_up: Sequence[Sequence[float]], keep: float) -> tuple[float, ...]
 
 
 def is_hopeless(values: Sequence[float], limited: Sequence[float]) -> bool:
-    """Whether any checkpoint reached (those not reached are negative) lies above its limit."""
+    """Whether the value at any checkpoint reached is above its limit (those not reached are negative)."""
     return any(value > limit for value, limit in zip(values, limited, strict=False))
 
 
@@ -236,9 +236,9 @@ def derived_seed(seed: int, *what: object) -> int:
 
 
 class NumberedSampler(BaseSampler):
-    """A fresh sampler of its kind for every trial and setting: `random` then needs nothing but the number.
+    """A fresh sampler for every trial and setting, so that `random` depends only on the trial's number.
 
-    `tpe` and `gp` also look at the trials that have finished, hence at the order of events.
+    `tpe` and `gp` also look at finished trials, so they depend on the order in which trials finish.
     """
 
     def __init__(self, kind: str, seed: int) -> None:
@@ -255,7 +255,7 @@ class NumberedSampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        # Seeded by the name too: a trial taken over with some settings drawn gets the others as it would have.
+        # Also seeded by the name: a trial taken over with some settings drawn gets the same others.
         fresh = self._fresh(trial, param_name)
         return fresh.sample_independent(study, trial, param_name, param_distribution)
 
@@ -265,10 +265,10 @@ class NumberedSampler(BaseSampler):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSpec:
-    """`trials` in all; with the random sampler, a trial's settings and seed follow from `seed` and its number.
+    """`trials` in all; with the random sampler, `seed` and a trial's number determine its settings and seed.
 
-    `keep` is the share of the warm-up trials that a trial is measured by, 1 to prune nothing. The objective is
-    "blind", the unexplained share, or "oracle", good images counted with the training data.
+    `keep` is the share of the warm-up trials that later trials are compared with; 1 prunes nothing. The objective
+    is "blind", the unexplained share, or "oracle", good images counted with the training data.
     """
 
     space: Space = field(default_factory=lambda: PRESETS["haim2022"])
@@ -281,14 +281,14 @@ class SweepSpec:
     def __post_init__(self) -> None:
         require(self.trials >= 1, "trials", "must be at least 1", self.trials)
         require(self.sampler in SAMPLERS, "sampler", f"must be one of {', '.join(SAMPLERS)}", self.sampler)
-        require(0 < self.keep <= 1, "keep", "must lie in (0, 1]", self.keep, "1 prunes nothing")
+        require(0 < self.keep <= 1, "keep", "must be in (0, 1]", self.keep, "1 prunes nothing")
 
     @property
     def direction(self) -> Literal["minimize", "maximize"]:
         return "minimize" if self.objective == "blind" else "maximize"
 
     def identity(self, weights_sha256: str) -> dict[str, Any]:
-        """All that the trials depend on; their number can be raised later."""
+        """Everything the trials depend on; their number can be raised later."""
         return {
             "weights_sha256": weights_sha256,
             "space": self.space.to_json(),

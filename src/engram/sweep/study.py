@@ -1,11 +1,11 @@
-"""Claims and results in an Optuna study: no trial is run twice once it has finished, and none is forgotten.
+"""Claims and results in an Optuna study: no finished trial is run again, and none is lost.
 
-The study lies in a journal in the sweep's directory, or in a database that machines share. A trial is created as
-running, with the name of the sweep that owns it, in one write. If that sweep dies, another takes the trial over
-under its number, with the settings that were drawn, and so with the same result. In one directory a sweep holds
-the lock of its own file; the kernel drops it with the process, at once. Sweeps in other directories, that share
-only a database, count up a number in it; one that stands still is dead. It is watched with the observer's clock,
-so the machines' clocks need not agree."""
+The study is in a journal in the sweep's directory, or in a database that machines share. A trial is created as
+running, with the name of the sweep that owns it, in one write. If that sweep dies, another takes over the trial
+with its number and settings, and so with the same result. Within a directory, each sweep locks a file of its own;
+the kernel releases the lock as soon as the process ends. Sweeps in different directories share only a database, in
+which each increments a counter; a sweep whose counter stops is dead. Only the observer's clock counts, so the
+machines' clocks need not agree."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ JOURNAL = "study.journal"
 
 
 class KillSafeJournal(JournalFileBackend):
-    """Optuna's journal file with a lock that dies with its holder, and without half lines.
+    """Optuna's journal file, with a lock that ends with its process and without partial lines.
 
-    Optuna's own lock is a file that a killed process leaves behind, for half a minute; and a line that was cut
-    short would be glued to the next one.
+    Optuna's own lock is a file that stays for half a minute after its process was killed; and a line that was cut
+    short would run into the next one.
     """
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
@@ -55,7 +55,7 @@ class KillSafeJournal(JournalFileBackend):
 
 
 def without_password(url: str) -> str:
-    """As it may be shown and written down.
+    """The URL in a form that may be shown and stored.
 
     >>> without_password("postgresql://me:secret@host/db"), without_password("sqlite:////shared/study.db")
     ('postgresql://me:***@host/db', 'sqlite:////shared/study.db')
@@ -64,7 +64,7 @@ def without_password(url: str) -> str:
 
 
 def whole_lines(path: Path) -> int:
-    """Bytes of a file up to its last line end."""
+    """Bytes of a file up to the end of its last complete line."""
     size = path.stat().st_size
     with path.open("rb") as stream:
         while size > 0:
@@ -83,7 +83,7 @@ def open_storage(directory: Path, url: str | None) -> BaseStorage:
         return JournalStorage(KillSafeJournal(str(directory / JOURNAL)))
     try:
         return get_storage(url)
-    except Exception as error:  # whatever the database's driver raises
+    except Exception as error:  # drivers raise all kinds of errors
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"--storage {without_password(url)} can't be opened ({reason}); "
@@ -95,7 +95,7 @@ BEAT_SECONDS, GRACE_SECONDS = 10.0, 60.0
 
 
 class Beats(Protocol):
-    """Numbers by name in a place that all machines see."""
+    """Counters by name in a place that all machines see."""
 
     def beat(self, name: str, count: int) -> None: ...
 
@@ -103,7 +103,7 @@ class Beats(Protocol):
 
 
 class Liveness:
-    """This sweep's own sign of life, and what it sees of others'."""
+    """This sweep's own heartbeat, and those of others."""
 
     def __init__(self, directory: Path, beats: Beats | None = None, *, grace: float = GRACE_SECONDS) -> None:
         self.name = uuid.uuid4().hex[:12]
@@ -127,7 +127,7 @@ class Liveness:
         return self._beats is not None and self._is_beating(self._beats, name)
 
     def close(self) -> None:
-        """A sweep that ends leaves no file; what it had claimed is free."""
+        """Remove the lock file; trials that this sweep claimed are free again."""
         self._ended.set()
         self._path(self.name).unlink(missing_ok=True)
         self._own.close()
@@ -160,7 +160,7 @@ def _is_locked(path: Path) -> bool:
 Row = dict[str, Any]
 """One finished trial: number, state, reason, objective, unexplained, params, seed, steps, seconds, ..."""
 
-# Diverged trials are told as pruned: samplers count those as bad, but leave failed ones out of account.
+# Diverged trials are reported as pruned: samplers count those as bad, but ignore failed ones.
 OPTUNA_STATES = {
     "complete": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
@@ -173,7 +173,7 @@ OWNER, ROW = "engram:owner", "engram:row"
 
 @dataclass(frozen=True)
 class ClaimedTrial:
-    """A trial that this sweep may run, and who had claimed it before, if anyone."""
+    """A trial that this sweep may run, and its previous owner, if any."""
 
     number: int
     trial_id: int
@@ -200,7 +200,7 @@ class Ledger:
     def __post_init__(self) -> None:
         self._storage = open_storage(self.directory, self.url)
         direction = StudyDirection.MINIMIZE if self.direction == "minimize" else StudyDirection.MAXIMIZE
-        with suppress(DuplicatedStudyError):  # gone on with, or shared
+        with suppress(DuplicatedStudyError):  # resumed or shared
             self._storage.create_new_study([direction], self.name)
         self._study_id = self._storage.get_study_id_from_name(self.name)
         self.study = optuna.load_study(study_name=self.name, storage=self._storage, sampler=self.sampler)
@@ -212,7 +212,7 @@ class Ledger:
         return self._liveness.name
 
     def claim(self, total: int, may_start: Callable[[int], bool]) -> ClaimedTrial | None:
-        """The first trial below `total` that nobody alive is running, made if need be; None if there is none."""
+        """The first trial below `total` that no live sweep is running, created if needed; None if none is left."""
         with files.locked(self.directory / "claims.lock"):
             trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
             for trial in trials[:total]:
@@ -224,13 +224,13 @@ class Ledger:
             trial_id = self._storage.create_new_trial(self._study_id, template)
             number = self._storage.get_trial(trial_id).number
             if number >= total:
-                # Another machine was quicker; whoever asks for more trials one day finds this one waiting.
+                # Another machine was quicker. If more trials are asked for later, this one is waiting.
                 self._storage.set_trial_state_values(trial_id, TrialState.WAITING)
                 return None
             return self._drawn(trial_id, number, None)
 
     def finish(self, claim: ClaimedTrial, row: Row) -> None:
-        """Enter a result; if the trial has one already, that one stays."""
+        """Enter a result; a trial that already has one keeps it."""
         state = OPTUNA_STATES[row["state"]]
         values = [row["objective"]] if state is TrialState.COMPLETE else None
         with suppress(UpdateFinishedTrialError):
@@ -244,12 +244,12 @@ class Ledger:
         return len(trials) == total and all(trial.state.is_finished() for trial in trials)
 
     def rows(self, total: int) -> list[Row]:
-        """The finished trials below `total` by their numbers."""
+        """The finished trials below `total` by number."""
         trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
         return [_row(trial) for trial in trials[:total] if trial.state.is_finished()]
 
     def checkpoints(self, first: int) -> list[tuple[float, ...]] | None:
-        """Unexplained shares at the checkpoints of the first trials; None before all of them have finished."""
+        """Unexplained shares at the checkpoints of the first trials; None until all of them have finished."""
         trials = self._storage.get_all_trials(self._study_id, deepcopy=False)[:first]
         if len(trials) < first or not all(trial.state.is_finished() for trial in trials):
             return None
@@ -273,7 +273,7 @@ class Ledger:
         return taken
 
     def _drawn(self, trial_id: int, number: int, earlier_owner: str | None) -> ClaimedTrial:
-        """With settings: those drawn already, or drawn now."""
+        """The trial with its settings, which are drawn now unless they were before."""
         trial = Trial(self.study, trial_id)
         params = {name: one.suggest(trial, name) for name, one in self.space.search.items()}
         return ClaimedTrial(number, trial_id, params, earlier_owner)
@@ -281,7 +281,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class _StudyBeats:
-    """Signs of life as attributes of the study."""
+    """Heartbeats as attributes of the study."""
 
     storage: BaseStorage
     study_id: int
@@ -295,7 +295,7 @@ class _StudyBeats:
 
 def _row(trial: FrozenTrial) -> Row:
     row = trial.user_attrs.get(ROW)
-    if row is None:  # ended by hand, with Optuna's own tools
-        row = {"number": trial.number, "state": "failed", "reason": "was ended outside engram"}
+    if row is None:  # ended with Optuna's own tools
+        row = {"number": trial.number, "state": "failed", "reason": "ended outside engram"}
         row |= {"objective": None, "unexplained": None, "params": trial.params}
     return dict(row)

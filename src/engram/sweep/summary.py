@@ -1,4 +1,4 @@
-"""sweep.json: the table of trials, the best so far, what mattered, and what was pooled."""
+"""sweep.json: the table of trials, the best so far, which settings mattered, and the pool."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from engram.sweep.study import Row
 from engram.sweep.sweep import Sweep
 
 BEST_SHARE, ENOUGH_FOR_IMPORTANCE = 0.25, 20
-"""Importance is for reaching the best quarter of the trials; of fewer than 20 that quarter would say nothing."""
+"""Importance is for reaching the best quarter of the trials; with fewer than 20 that says nothing."""
 SUMMARY = "sweep.json"
 
 
 @dataclass(frozen=True, eq=False)
 class Conclusion:
-    """What came of a sweep: `summary` is sweep.json; the score of the pooled candidates, where there are data."""
+    """The result of a sweep: `summary` is sweep.json; `score` is the pool's, if there is data."""
 
     summary: dict[str, Any]
     pooled: Reconstruction
@@ -47,9 +47,9 @@ def conclude(
     *,
     progress: Progress = silent,
 ) -> Conclusion:
-    """Pool the trials of a sweep, score the pool against data if there are any, and write what came of it.
+    """Pool the trials of a sweep, score the pool if data is given, and write the result.
 
-    Scoring comes after everything else and changes nothing: trials, their order and the pool are judged blind.
+    Scoring comes last and changes nothing: trials, their order and the pool are judged blind.
     """
     rows = sweep.rows()
     best_first = _poolable(sweep, rows)
@@ -57,7 +57,7 @@ def conclude(
         reasons = Counter(f"{row['state']}: {row['reason']}" for row in rows)
         raise EngramError(
             f"none of the {len(rows)} trials is complete here, so there is nothing to pool; "
-            f"most common: {reasons.most_common(1)[0][0]}"
+            f"most common reason: {reasons.most_common(1)[0][0]}"
         )
 
     def load(number: int) -> Reconstruction:
@@ -66,7 +66,7 @@ def conclude(
     pooled = pool_trials(best_first, load, progress=progress)
     pooled.save(RunDirectory(sweep.directory).reconstruction)
     if sweep.is_complete():
-        shutil.rmtree(sweep.directory / "running", ignore_errors=True)  # what killed workers left
+        shutil.rmtree(sweep.directory / "running", ignore_errors=True)  # left by killed workers
     with files.locked(sweep.directory / "claims.lock"):
         write_index(sweep.directory, sweep.rows())
     network = sweep.view.network
@@ -114,13 +114,13 @@ def summarise(sweep: Sweep, rows: Sequence[Row], pooled: Reconstruction, curve: 
 
 
 MEANING = {
-    "blind": "share of the first layer that the candidates leave unexplained, hard gates; from the weights alone",
-    "oracle": "training images with SSIM > 0.4 beyond held-out ones; uses the training data, no attacker could",
+    "blind": "share of the first layer that the candidates leave unexplained, hard gates; needs only the weights",
+    "oracle": "training images with SSIM > 0.4 beyond held-out ones; needs data that no attacker has",
 }
 
 
 def confident(found: Reconstruction) -> dict[str, int]:
-    """How many candidates are judged to show a training image at 90 % and at 50 %."""
+    """How many candidates show a training image with a confidence of at least 90 % and 50 %."""
     return {f"{level:.0%}": found.count_above(level) for level in (0.9, 0.5)}
 
 
@@ -141,7 +141,7 @@ def best_so_far(rows: Sequence[Row], direction: str) -> list[list[float]]:
 
 
 def importance(study: optuna.Study, complete: Sequence[Row], names: Sequence[str]) -> dict[str, float] | None:
-    """Each setting's share in what makes a trial one of the best (PED-ANOVA); None if there are too few."""
+    """How much each setting contributes to a trial being among the best (PED-ANOVA); None with too few trials."""
     if len(complete) < ENOUGH_FOR_IMPORTANCE or not names:
         return None
     evaluator = PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE)
@@ -155,7 +155,7 @@ def _best(complete: Sequence[Row], direction: str) -> Row | None:
 
 
 def _poolable(sweep: Sweep, rows: Sequence[Row]) -> list[int]:
-    """Complete trials whose candidates are in this directory, best first, judged blind whatever the objective."""
+    """Complete trials whose candidates are in this directory, best first; always judged blind."""
     complete = [
         row
         for row in rows
@@ -181,7 +181,7 @@ COLUMNS = (
 
 
 def unique_names(models: Sequence[Path]) -> list[str]:
-    """A name for each model's directory: its own, with a number where two are alike.
+    """A name for each model's directory: the model's own, with a number if two are the same.
 
     >>> unique_names([Path("a/model.pt"), Path("b/model.pt"), Path("c/gate")])
     ['model.pt', 'model.pt-2', 'gate']
@@ -215,7 +215,7 @@ def summary_row(name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def failed_row(name: str, model: Path, error: Exception) -> dict[str, Any]:
-    """The row of a model that can't be read, or of which no trial came to its end."""
+    """The row of a model that can't be read, or that has no complete trial."""
     return _row(name=name, model=str(model), error=str(error))
 
 

@@ -1,4 +1,4 @@
-"""One sweep in its directory: what to run next, what came of it, and the loop that keeps an executor busy."""
+"""One sweep in its directory: what to run next, its results, and the loop that keeps an executor busy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def settle(directory: Path, record: dict[str, Any], *, resume: bool) -> None:
         if path.exists():
             if not resume:
                 raise ConfigError(
-                    f"{directory} already holds a run; resume or join it with --resume, "
+                    f"{directory} already contains a run; resume or join it with --resume, "
                     "or choose another directory with -o"
                 )
             _require_same(directory, files.read_json(path).get("sweep"), record["sweep"])
@@ -43,12 +43,12 @@ def settle(directory: Path, record: dict[str, Any], *, resume: bool) -> None:
 
 
 def recorded_steps(directory: Path) -> int:
-    """The steps that the trials of the sweep there were fixed to."""
+    """The number of steps that the sweep in a directory fixed for its trials."""
     steps: Any = read_record(directory)
     for key in ("sweep", "space", "fixed", "steps"):
         steps = steps.get(key) if isinstance(steps, dict) else None
     if not isinstance(steps, int):
-        raise ConfigError(f"the sweep in {directory} was begun without --budget; leave it out to resume it")
+        raise ConfigError(f"the sweep in {directory} was started without --budget; leave it out to resume it")
     return steps
 
 
@@ -56,14 +56,14 @@ def _require_same(directory: Path, there: object, here: dict[str, Any]) -> None:
     known = there if isinstance(there, dict) else {}
     if differing := [name for name, value in here.items() if known.get(name) != value]:
         raise ConfigError(
-            f"{directory} holds another sweep ({', '.join(differing)} differ); resume with the same ones, "
+            f"{directory} contains another sweep ({', '.join(differing)} differ); resume with the same values, "
             "or choose another directory with -o"
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Oracle:
-    """Training images beyond the same count on held-out ones, at the protocol's first threshold (SSIM > 0.4)."""
+    """Training images recovered beyond held-out ones, at the protocol's first threshold (SSIM > 0.4)."""
 
     data: Split
 
@@ -72,12 +72,12 @@ class Oracle:
 
 
 OnRow = Callable[["Sweep", Row], None]
-"""Told of every trial that has ended."""
+"""Called with every trial that has ended."""
 
 
 @dataclass(eq=False)
 class Sweep:
-    """Trials on one model. `oracle` is needed for, and used by, the oracle objective alone."""
+    """Trials on one model. Only the oracle objective needs and uses `oracle`."""
 
     view: AttackerView[Network]
     spec: SweepSpec
@@ -92,14 +92,14 @@ class Sweep:
 
     def __post_init__(self) -> None:
         if (self.spec.objective == "oracle") != (self.oracle is not None):
-            raise ConfigError("the oracle objective, and only that, needs the training data; give both or neither")
+            raise ConfigError("only the oracle objective needs the training data; give both or neither")
         if self.oracle is not None and self.oracle.data.train.shape != self.view.input_shape:
             raise ConfigError(
                 f"the data have shape {self.oracle.data.train.shape}, the model's inputs {self.view.input_shape}; "
-                "name the data that it was trained on"
+                "give the data that it was trained on"
             )
         self.spec = replace(self.spec, space=self.spec.space.for_task(self.view.task))
-        # What would fail in every trial fails here, once, before any of them runs.
+        # Whatever would fail in every trial fails here once, before any of them runs.
         make_attack(self.view, self.spec.space.recipe, self.spec.space.corner()).init()
         settle(self.directory, self._record(), resume=self.resume)
         self.ledger = Ledger(
@@ -132,7 +132,7 @@ class Sweep:
         return RunDirectory(self.directory / "trials" / f"{number:05d}")
 
     def next_job(self, on_row: OnRow) -> tuple[ClaimedTrial, Job] | None:
-        """A trial to run, or None if there is none now. One that only lacked its entry in the study gets it."""
+        """A trial to run, or None if there is none now. A finished trial missing in the study is entered."""
         while (claim := self.ledger.claim(self.spec.trials, self._may_start)) is not None:
             record = self.trial_directory(claim.number).record
             if not record.exists():
@@ -141,7 +141,7 @@ class Sweep:
         return None
 
     def record(self, claim: ClaimedTrial, order: TrialOrder, ended: Ended, on_row: OnRow) -> None:
-        """Write a trial's directory, then enter it in the study; after a kill in between the directory decides."""
+        """Write a trial's directory, then enter it in the study; after a kill in between, the directory counts."""
         row = self._row(claim, order, ended)
         record = json.loads(ended.files.get("run.json", b"{}")) | {"trial": row}
         written = {**ended.files, "run.json": files.json_bytes(record)}
@@ -154,7 +154,7 @@ class Sweep:
         self.ledger.close()
 
     def _may_start(self, number: int) -> bool:
-        """Trials beyond the warm-up wait until its last one has ended: their limits follow from it."""
+        """Trials after the warm-up wait until all of it has ended: it determines their limits."""
         if self.spec.keep == 1 or number < WARM_UP:
             return True
         if self._limits is None and (warm_up := self.ledger.checkpoints(WARM_UP)) is not None:
@@ -174,7 +174,7 @@ class Sweep:
         )
 
     def _scratch(self, claim: ClaimedTrial) -> Path:
-        """Where the trial runs; what a dead owner left of it comes along."""
+        """The trial's working directory, with what a dead owner left in it."""
         running = self.directory / "running"
         scratch = running / f"{claim.number:05d}-{self.ledger.me}"
         left = running / f"{claim.number:05d}-{claim.earlier_owner}"
@@ -228,7 +228,7 @@ class Sweep:
 POLL_SECONDS = 0.5
 
 _Running = dict[tuple[str, int], tuple[Sweep, ClaimedTrial]]
-"""By sweep and number."""
+"""Running trials by sweep and number."""
 
 
 def _ignore(sweep: Sweep, row: Row) -> None:
@@ -236,7 +236,7 @@ def _ignore(sweep: Sweep, row: Row) -> None:
 
 
 def drive(sweeps: Sequence[Sweep], executor: Executor, on_row: OnRow = _ignore) -> None:
-    """Run all trials of all sweeps; those that another process is running are waited for."""
+    """Run all trials of all sweeps; wait for those that another process is running."""
     waiting, running = list(sweeps), _Running()
     while waiting:
         _feed(waiting, running, executor, on_row)
@@ -245,7 +245,7 @@ def drive(sweeps: Sequence[Sweep], executor: Executor, on_row: OnRow = _ignore) 
                 sweep, claim = running.pop((job.sweep, job.order.number))
                 sweep.record(claim, job.order, ended, on_row)
         elif any(not sweep.is_complete() for sweep in waiting):
-            time.sleep(POLL_SECONDS)  # others are at work on what is left
+            time.sleep(POLL_SECONDS)  # other processes are running the rest
         waiting = [sweep for sweep in waiting if not sweep.is_complete()]
 
 

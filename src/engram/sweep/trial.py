@@ -1,8 +1,8 @@
 """One trial as a worker runs it: weights and settings in, files and numbers out. No data, no study, no clock.
 
-Trials are compared by how well their candidates explain the weights, judged by the weights alone. Nothing of a
-trial's own settings enters: gates are hard, whatever the slope it was run with, and the scale of the duals, on
-which recipes differ, drops out."""
+Trials are compared by how well their candidates explain the weights. Nothing else is needed, and a trial's own
+settings do not matter: gates are hard, whatever slope the trial used, and the scale of the duals, which differs
+between recipes, cancels."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ NOTHING_EXPLAINED = 1.0
 
 
 def unexplained_share(view: AttackerView[Network], found: Reconstruction) -> float:
-    """The share of the first layer that no multiple of the candidates' own contribution explains, in [0, 1].
+    """The share of the first layer that no multiple of the candidates' contribution explains, in [0, 1].
 
-    With convolutions it is the first fully-connected layer, which carries the images. With P = [W_1 b_1] and
+    With convolutions this is the first fully-connected layer, which carries the images. With P = [W_1 b_1] and
     E = sum_i lambda_i d margin_i / d P at ReLU's exact gates,
 
         min over s >= 0 of ||P - s E||² / ||P||²  =  1 - max(0, <P, E>)² / (||P||² ||E||²)
@@ -52,12 +52,12 @@ def unexplained_share(view: AttackerView[Network], found: Reconstruction) -> flo
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """All values in one vector; in float64, since their sums run over millions."""
+    """All values in one vector; in float64, since sums over them have millions of terms."""
     return torch.cat([tensor.detach().flatten() for tensor in tensors]).double()
 
 
 def share_outside(whole: Tensor, part: Tensor) -> float:
-    """1 - cos² of the angle between two vectors [p]; 1 where they point apart, or `part` is zero or not finite.
+    """1 - cos² of the angle between two vectors [p]; 1 if it is obtuse, or if `part` is zero or not finite.
 
     >>> round(share_outside(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 0.0])), 6)
     0.64
@@ -65,7 +65,7 @@ def share_outside(whole: Tensor, part: Tensor) -> float:
     1.0
     """
     cosine = float(whole @ part) / max(float(whole.norm()) * float(part.norm()), torch.finfo(torch.float64).tiny)
-    if not 0 < cosine <= 1 + 1e-6:  # false for NaN, too
+    if not 0 < cosine <= 1 + 1e-6:  # also false for NaN
         return NOTHING_EXPLAINED
     return max(0.0, 1 - cosine**2)
 
@@ -75,10 +75,10 @@ NOT_REACHED = -1.0
 
 @dataclass(frozen=True, eq=False)
 class Checkpoints:
-    """An observer that takes an attack's unexplained share at every checkpoint, and ends a hopeless run.
+    """An observer that records an attack's unexplained share at every checkpoint, and ends a hopeless run.
 
-    The shares lie in the state, hence in snapshots. `limits` are the largest allowed, one a checkpoint; none where
-    nothing is pruned.
+    The shares are part of the state, so snapshots contain them. `limits` are the largest allowed shares, one per
+    checkpoint; empty if nothing is pruned.
     """
 
     attack: Attack
@@ -101,9 +101,9 @@ SNAPSHOT_SECONDS = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOrder:
-    """Everything a worker needs beside the weights.
+    """Everything a worker needs besides the weights.
 
-    `scratch` is a directory in which an interrupted trial is resumed; without one it begins anew.
+    `scratch` is a directory in which an interrupted trial is resumed; without it the trial starts from scratch.
     """
 
     number: int
@@ -117,7 +117,7 @@ class TrialOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a trial ended; `files` are those of its directory, by name."""
+    """How a trial ended; `files` has the contents of its directory by file name."""
 
     state: TrialState
     reason: str
@@ -132,11 +132,11 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedView:
-    """A view as plain values, its weights as safetensors: nothing to execute, no shared memory for tensors."""
+    """A view as plain values, its weights as safetensors: nothing to execute, no tensors in shared memory."""
 
     weights: bytes
     layers: str | None
-    """Of a network with convolutions, as --arch describes them."""
+    """Layers of a network with convolutions, in the syntax of --arch; None for a dense network."""
     task: str
     input_shape: tuple[int, ...]
     pixel_range: tuple[float, float]
@@ -165,7 +165,7 @@ def packed(view: AttackerView[Network]) -> PackedView:
 
 
 def run_trial(view: PackedView, order: TrialOrder) -> Ended:
-    """Run a trial to its end. What goes wrong inside is a value: the sweep goes on."""
+    """Run a trial to its end. An error inside becomes its result, so that the sweep continues."""
     if order.scratch is not None:
         return _run_in(order.scratch, view, order)
     with tempfile.TemporaryDirectory(prefix="engram-trial-") as directory:
@@ -196,7 +196,7 @@ def _attacked(directory: Path, view: AttackerView[Network], order: TrialOrder) -
     pruned = is_hopeless(checkpoints, order.limits)
     return Ended(
         state="pruned" if pruned else "complete",
-        reason=f"explained less than the trials it was compared with after {solution.steps:,} steps"
+        reason=f"after {solution.steps:,} steps it explained less than the trials it was compared with"
         if pruned
         else solution.message,
         unexplained=unexplained_share(view, found),
@@ -205,19 +205,19 @@ def _attacked(directory: Path, view: AttackerView[Network], order: TrialOrder) -
 
 
 def _files(directory: Path, ended: Ended) -> dict[str, bytes]:
-    """What is kept; candidates of complete trials only."""
+    """The files to keep; candidates only of complete trials."""
     run = RunDirectory(directory)
     kept = [run.record, run.metrics] + [run.reconstruction] * (ended.state == "complete")
     return {path.name: path.read_bytes() for path in kept if path.exists()}
 
 
 def _where() -> dict[str, Any]:
-    """What a result's last bits may depend on."""
+    """What the last bits of a result may depend on."""
     return {"host": platform.node(), "threads": torch.get_num_threads()}
 
 
 def _spent(directory: Path) -> dict[str, Any]:
-    """Steps and seconds as the run recorded them, also where it diverged."""
+    """Steps and seconds as the run recorded them, even if it diverged."""
     record = RunDirectory(directory).record
     outcome = files.read_json(record)["outcome"] if record.exists() else {}
     return {"steps": int(outcome.get("steps", 0)), "seconds": float(outcome.get("seconds", 0.0))}

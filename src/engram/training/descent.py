@@ -3,8 +3,8 @@
 `begin_drift` and `record_drift` measure how fast training still moves: the norm of its mean gradient over a
 stretch, ||theta(s) - theta(t)|| / (t - s). With weight decay a ReLU network comes to rest where samples lie on
 the edges of neurons. There the gradient jumps from side to side and never vanishes, but its mean along the path,
-the velocity of the descent, does. Stretches begin at epochs 100, 200, 400, ...: each is as long as all training
-before it, so that ever smaller velocities can be told from the jumping."""
+the velocity of the descent, does. Stretches start at epochs 100, 200, 400, ...: each is as long as all training
+before it, so that ever smaller velocities can be distinguished from the jumping."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIRST_STRETCH = 100  # epochs
 
 
 def begin_drift(point: State, epochs: int = 0) -> State:
-    """What to keep in the state from here on."""
+    """What to store in the state from here on."""
     here = {f"_from.{name}": value.clone() for name, value in point.items()}
     return {
         **here,
@@ -36,7 +36,7 @@ def begin_drift(point: State, epochs: int = 0) -> State:
 
 
 def record_drift(state: State, time: Tensor | float, epochs: int, squares: Callable[[State], Tensor]) -> None:
-    """Note a step; at the end of a stretch `_drift` becomes the norm of its mean gradient."""
+    """Record a step; at the end of a stretch `_drift` becomes the norm of its mean gradient."""
     state["_elapsed"] = state["_elapsed"] + time
     state["_epochs"] = state["_epochs"] + epochs
     if bool(state["_epochs"] >= state["_until"]):
@@ -52,7 +52,7 @@ def _kept(state: State) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class Slope:
-    """The training objective at a point: its gradient by coordinate, the loss or its log, who is right [n]."""
+    """The objective at a point: gradient by coordinate, loss or its log, which samples are correct [n]."""
 
     gradient: State
     loss: Tensor
@@ -99,7 +99,7 @@ class GradientDescent(Generic[N]):
         return {**metrics, "gradient": state["_drift"]} if "_drift" in state else metrics
 
     def forget(self, state: State, kept: float) -> None:
-        """Take away the share `kept` of the initialisation that is left in every parameter."""
+        """Subtract what is left of the initialisation, the share `kept`, from every parameter."""
         for name, value in self.start.params.items():
             state[name].sub_(value, alpha=kept)
 
@@ -128,7 +128,7 @@ class GradientDescent(Generic[N]):
         return list(self.start.params)
 
     def slope(self, point: State, batch: Tensor | slice = slice(None), *, log: bool = False) -> Slope:
-        """Gradient of the loss, or of its log, with weight decay's w theta; the loss is without."""
+        """Gradient of the loss, or of its log, including weight decay's w theta; the loss excludes it."""
         params = {name: point[name].detach().requires_grad_() for name in self.start.params}
         logits = self.start.with_params(params)(self.inputs[batch])
         labels = self.labels[batch]
@@ -140,7 +140,7 @@ class GradientDescent(Generic[N]):
         return Slope(named, loss.detach(), self.task.correct(logits.detach(), labels))
 
     def layer_squares(self, vector: State) -> Tensor:
-        """||.||² by layer, as parameters, of a displacement or gradient given by coordinates; [layers]."""
+        """||.||² of each layer's parameters, for a displacement or gradient given by coordinates; [layers]."""
         return torch.stack(
             [
                 torch.stack([vector[name].square().sum() for name in names]).sum()
@@ -154,7 +154,7 @@ class GradientDescent(Generic[N]):
     def _batches(self, state: State) -> Sequence[Tensor | slice]:
         if self.recipe.batch is None:
             return [slice(None)]
-        # The generator's state travels in the snapshot, so a resumed run draws the same batches.
+        # The generator's state is in the snapshot, so a resumed run draws the same batches.
         generator = torch.Generator()
         generator.set_state(state["_shuffle"].cpu())
         order = torch.randperm(len(self.inputs), generator=generator).to(self.inputs.device)
@@ -162,11 +162,11 @@ class GradientDescent(Generic[N]):
         return list(torch.split(order, self.recipe.batch))
 
     def descend(self, state: State, batch: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """One step in place; the loss before it, and who was right [b]."""
+        """One step in place; the loss before it, and which samples were correct [b]."""
         slope = self.slope(state, batch)
         rate = self._rate(slope.loss)
         for name, gradient in slope.gradient.items():
-            # One pass over weights that may be far larger than the data, where it can be done in one.
+            # If possible, one pass over the weights, which may be far larger than the data.
             if isinstance(rate, float):
                 state[name].sub_(gradient, alpha=rate)
             else:

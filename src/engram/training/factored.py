@@ -5,9 +5,9 @@ With few samples a layer's gradient is the product of two thin matrices, the sam
 
     W_l <- (1 - rate w) W_l - rate delta_lᵀ h_{l-1},    b_l <- (1 - rate w) b_l - rate sum_i delta_{l,i}
 
-so that a wide network is held once by its state, and once as it was at the start.
+so that a wide network is in memory only twice: in the state, and as it was at the start.
 
-`GramDescent` does without pixel-sized weights altogether: exact, and faster with fewer images than pixels. The
+`GramDescent` avoids pixel-sized weights altogether: exact, and faster with fewer images than pixels. The
 first layer's gradient is dZᵀ X, a combination of the training images, so descent never leaves
 
     W = c W(0) - Sᵀ X,   b = c b(0) - sum_i S_i
@@ -34,7 +34,7 @@ from engram.training.descent import GradientDescent, Slope
 
 @dataclass(frozen=True, eq=False)
 class Backward:
-    """A loss on a batch, its logits, and layer by layer what enters, h_{l-1}, and the signals delta_l."""
+    """A loss on a batch, its logits, and by layer the inputs h_{l-1} and the signals delta_l."""
 
     loss: Tensor
     logits: Tensor
@@ -43,7 +43,7 @@ class Backward:
 
 
 def backward(network: DenseNetwork, inputs: Tensor, loss: Callable[[Tensor], Tensor]) -> Backward:
-    """Backpropagate to the pre-activations alone; the weights need no gradient."""
+    """Backpropagate only to the pre-activations; the weights need no gradient."""
     hidden: list[Tensor] = []
 
     def watched(pre: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def move(network: DenseNetwork, done: Backward, rate: float, weight_decay: float
 
 @dataclass(frozen=True, eq=False)
 class BatchDescent(GradientDescent[DenseNetwork]):
-    """`GradientDescent` by mini-batches."""
+    """`GradientDescent` with mini-batches."""
 
     def descend(self, state: State, batch: Tensor | slice) -> tuple[Tensor, Tensor]:
         labels, network = self.labels[batch], self.network(state)
@@ -98,7 +98,7 @@ class GramDescent(GradientDescent[DenseNetwork]):
         return {"spent": torch.zeros_like(self.first), "kept": torch.ones_like(self.first[0, 0]), **upper}
 
     def forget(self, state: State, kept: float) -> None:
-        """In the first layer it is a coordinate of its own."""
+        """In the first layer the initialisation has its own coordinate."""
         state["kept"].zero_()
         for name in self._upper_names:
             state[name].sub_(self.start.params[name], alpha=kept)
@@ -143,7 +143,7 @@ class GramDescent(GradientDescent[DenseNetwork]):
         return torch.stack([first.clamp(min=0), *map(torch.as_tensor, upper)])
 
     def descend(self, state: State, batch: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """A mini-batch moves its own rows of S alone, but for weight decay, and the layers above in place."""
+        """Apart from weight decay, a mini-batch moves only its own rows of S, and the layers above in place."""
         if isinstance(batch, slice):
             return super().descend(state, batch)
         labels, upper = self.labels[batch], self._upper(state)

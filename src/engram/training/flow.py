@@ -1,13 +1,12 @@
-"""Training along the gradient flow by large steps: the path of plain descent, in a hundredth of its epochs.
+"""Training along the gradient flow in large steps: the path of plain descent, in a hundredth of its epochs.
 
     theta' = -grad log L        (with weight decay w: theta' = -grad L - w theta)
 
-is the flow of the loss L on a clock that runs with its logarithm: late in training, where plain descent crawls,
-log L falls at an even pace. Samples whose margins have come level make the flow stiff, so steps are those of the
-stabilised Runge-Kutta-Chebyshev method of second order (Sommeijer et al. 1998), as large as its own estimate of
-its error allows in every layer. Until the loss is below `Flow.below` descent is plain: on the plateau before,
-neurons turn on and off with every step, and where they end depends on the rate itself, so there the recipe's own
-rate is followed."""
+is the flow of the loss L on the clock of its logarithm: late in training, where plain descent crawls, log L falls
+at a steady pace. Samples with equal margins make the flow stiff, so steps are those of the stabilised
+Runge-Kutta-Chebyshev method of second order (Sommeijer et al. 1998), as large as its own error estimate allows in
+every layer. Until the loss is below `Flow.below`, descent is plain: on the plateau before, neurons turn on and off
+with every step, and the outcome depends on the rate itself, so the recipe's own rate is used there."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ class Stage:
 
 
 def reach(count: int) -> float:
-    """The stability interval of `count` stages: the step times the largest curvature may be as large.
+    """The stability interval of `count` stages: the limit on the step times the largest curvature.
 
     >>> reach(2), reach(10)  # five times the stages, 33 times the interval
     (1.959, 64.647)
@@ -49,7 +48,7 @@ def reach(count: int) -> float:
 
 
 def stages_for(stiffness: float) -> int:
-    """The least number of stages whose interval reaches `stiffness`, the step times the largest curvature.
+    """The smallest number of stages whose interval covers `stiffness`, the step times the largest curvature.
 
     >>> stages_for(1.0), stages_for(64.0)
     (2, 10)
@@ -116,7 +115,7 @@ PROBE = 0.3  # length of its finite difference, as a share of the step: shorter 
 
 @dataclass(frozen=True, eq=False)
 class FlowDescent(Generic[N]):
-    """The flow in the coordinates of `descent`; a step is a whole Runge-Kutta step and counts its evaluations."""
+    """The flow in the coordinates of `descent`; each step is a Runge-Kutta step and counts its evaluations."""
 
     descent: GradientDescent[N]
     flow: Flow
@@ -145,14 +144,14 @@ class FlowDescent(Generic[N]):
         return self.descent.network(state)
 
     def _enter(self, state: State) -> None:
-        """Begin with the plain step: lr on the loss's own clock is lr L on that of its logarithm."""
+        """Start with the plain step: lr on the clock of the loss is lr L on the clock of its logarithm."""
         self._stand(state, self._slope(self._part(state)))
         rate = self.descent.recipe.lr
         state["_size"] = _number(rate * math.exp(float(state["_log_loss"])) if self._log_clock else rate)
         state["_curvature"] = _number(0.0)
         state.update({f"_probe.{name}": value for name, value in self._part(state, "_gradient.").items()})
         self._measure_curvature(state)
-        if "_epochs" in state:  # on another clock from here on
+        if "_epochs" in state:  # the clock changes here
             state.update(begin_drift(self._part(state), int(state["_epochs"])))
 
     def _follow(self, state: State) -> Metrics:
@@ -182,14 +181,14 @@ class FlowDescent(Generic[N]):
 
     @property
     def _log_clock(self) -> bool:
-        """Weight decay holds the loss up, so that its own clock does."""
+        """Whether to use the clock of log L; with weight decay L does not vanish, and its own clock suffices."""
         return not self.descent.recipe.weight_decay
 
     def _slope(self, point: State) -> Slope:
         return self.descent.slope(point, log=self._log_clock)
 
     def _stand(self, state: State, slope: Slope) -> None:
-        """Write down what is known of the point that was reached."""
+        """Store what is known about the point that was reached."""
         state.update({f"_gradient.{name}": value for name, value in slope.gradient.items()})
         loss = slope.loss.double()
         state["_log_loss"] = loss if self._log_clock else loss.log()
@@ -207,7 +206,7 @@ class FlowDescent(Generic[N]):
         return {"gradient": state["_drift"] * state["_log_loss"].exp() if self._log_clock else state["_drift"]}
 
     def _error(self, moved: State, before: State, after: State, size: float, reached: State) -> float:
-        """The method's estimate of its local error, relative to the weights of a layer: the worst layer."""
+        """The method's estimate of its local error relative to a layer's weights, for the worst layer."""
         missed = {name: 0.8 * moved[name] + 0.4 * size * (before[name] + after[name]) for name in moved}
         shares = self.descent.layer_squares(missed) / self.descent.layer_squares(reached)
         return math.sqrt(float(shares.max()))

@@ -1,9 +1,9 @@
-"""The papers' targets by name, at three scales, and in words what a scale cuts.
+"""The papers' targets by name, at three scales, with a description of what each scale cuts.
 
 paper   sizes and epochs as published
-cpu     the same network and images by large steps along the flow, to the loss that the paper reports; where the
-        flow does not go (mini-batches, weight decay) fewer epochs at a larger rate, or the preset's own cut
-smoke   seconds, on faces that come with engram: small and short, to see that everything runs
+cpu     the same network and images, in large steps along the flow to the loss that the paper reports; where the
+        flow is not possible (mini-batches, weight decay), fewer epochs at a larger rate, or the preset's own cut
+smoke   seconds, on the faces that come with engram: small and short, to check that everything runs
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CIRCLE_RECIPE = Recipe(lr=0.2, epochs=60_000, normalise_below=0.001, loss_thresh
 
 Scale = Literal["smoke", "cpu", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
-CPU_LOSS = 4e-6  # where the paper reports no loss: that of CIFAR-10, n=500
-CPU_EPOCHS = 10_000  # more than these are cut
+CPU_LOSS = 4e-6  # if the paper reports no loss: that of CIFAR-10, n=500
+CPU_EPOCHS = 10_000  # longer training is cut
 BATCH_EPOCHS = 3_000
 SMOKE = MLPSpec(inputs=625, widths=(50, 50))
 SMOKE_SHAPE = (1, 25, 25)
@@ -36,7 +36,7 @@ SMOKE_IMAGES, SMOKE_EPOCHS = 10, 200
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that `pipeline.build_target` needs, and in words how it falls short of the paper."""
+    """All that `pipeline.build_target` needs, and a description of how it falls short of the paper."""
 
     data: DataChoice
     network: MLPSpec | ConvSpec
@@ -47,9 +47,9 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """One target: where the papers use it, its plan at full size, the paper's training loss if reported.
+    """One target: where the papers use it, its full-size plan, and the paper's training loss if reported.
 
-    `small` is what a small machine trains instead, where the general rule will not do.
+    `small` is what a small machine trains instead, if the general rule does not work.
     """
 
     where: str
@@ -59,7 +59,7 @@ class Preset:
 
 
 def to_cpu(preset: Preset) -> Plan:
-    """Along the flow to the paper's loss where that is possible, else less of it."""
+    """Along the flow to the paper's loss if possible, else a smaller plan."""
     full, recipe = preset.plan, preset.plan.recipe
     if preset.small is not None:
         return replace(preset.small, cuts=cuts(full, preset.small))
@@ -74,9 +74,9 @@ def to_cpu(preset: Preset) -> Plan:
 
 
 def to_smoke(full: Plan) -> Plan:
-    """A small network on a few faces for a moment; what the preset is about stays: task, biases, start, recipe."""
+    """A small network, a few faces, a few seconds; task, biases, initialisation and recipe stay the same."""
     bound = replace(full, recipe=replace(full.recipe, epochs=SMOKE_EPOCHS))
-    if full.data.name == CIRCLE_DATA.name:  # small as it is, and no images
+    if full.data.name == CIRCLE_DATA.name:  # already small, and not images
         return replace(bound, cuts=(f"at most {SMOKE_EPOCHS} epochs",))
     faces = DataChoice(name="faces", labels="identity" if own_classes(full.task) else "gate", n=SMOKE_IMAGES)
     batch = None if full.recipe.batch is None else SMOKE_IMAGES // 2
@@ -85,29 +85,29 @@ def to_smoke(full: Plan) -> Plan:
 
 
 def cuts(full: Plan, small: Plan) -> tuple[str, ...]:
-    """In words, what the smaller plan leaves out.
+    """A description of what the smaller plan leaves out.
 
     >>> data = DataChoice(name="cifar10", labels="vehicles-animals", n=500)
     >>> full = Plan(data=data, network=SMOKE, recipe=Recipe())
     >>> cuts(full, replace(full, data=replace(data, n=50), recipe=Recipe(lr=0.5, epochs=100)))
     ('50 images instead of 500', '100 epochs at rate 0.5 instead of 1,000,000 at 0.01')
     """
-    said = []
+    listed = []
     if small.data != full.data:
         name, full_name = small.data.name, full.data.name
         kept, whole = (f" of {name}", f" of {full_name}") if name != full_name else ("", "")
-        said.append(f"{small.data.n} images{kept} instead of {full.data.n:,}{whole}")
+        listed.append(f"{small.data.n} images{kept} instead of {full.data.n:,}{whole}")
     if small.network != full.network:
-        said.append(f"network {small.network.name} instead of {full.network.name}")
+        listed.append(f"network {small.network.name} instead of {full.network.name}")
     if small.recipe.weight_decay != full.recipe.weight_decay:
-        said.append(f"weight decay {small.recipe.weight_decay:g} instead of {full.recipe.weight_decay:g}")
+        listed.append(f"weight decay {small.recipe.weight_decay:g} instead of {full.recipe.weight_decay:g}")
     if small.recipe.epochs < full.recipe.epochs:
         rates = [f" at rate {small.recipe.lr:g}", f" at {full.recipe.lr:g}"]
         rate, full_rate = rates if small.recipe.lr != full.recipe.lr else ("", "")
-        said.append(f"{small.recipe.epochs:,} epochs{rate} instead of {full.recipe.epochs:,}{full_rate}")
+        listed.append(f"{small.recipe.epochs:,} epochs{rate} instead of {full.recipe.epochs:,}{full_rate}")
     if small.recipe.forget is not None:
-        said.append(f"what is left of the initialisation dropped after {small.recipe.forget:,} epochs")
-    return tuple(said)
+        listed.append(f"what is left of the initialisation dropped after {small.recipe.forget:,} epochs")
+    return tuple(listed)
 
 
 def _small_network(full: Plan) -> MLPSpec | ConvSpec:
@@ -129,7 +129,7 @@ GATE = Plan(
     network=GATE_NETWORK,
     recipe=Recipe(lr=0.02, epochs=4000),
 )
-"""The demo's target: a door's access classifier that has memorised the faces it admits."""
+"""The demo's target: the classifier of an access gate that has memorised the faces it admits."""
 
 
 __all__ = ["CHANNELS", "DECAYS", "KERNELS", "PRESETS", "SCALES", "Plan", "Preset", "Scale", "plan"]
@@ -140,7 +140,7 @@ Changes = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _Row:
-    """What sets a preset apart from the papers' usual target, and a small machine's one from it."""
+    """How a preset differs from the papers' usual target, and its `small` version from the preset."""
 
     where: str
     loss: float | None = None
@@ -177,8 +177,8 @@ _STANDARD = {"first_layer_std": None}
 DECAYS = ("1e-5", "2e-5", "5e-5", "1e-4", "3e-4", "7e-4", "1e-3", "3e-3", "8e-3", "2e-2", "4e-2", "1e-1")
 KERNELS, CHANNELS = (3, 8, 16, 32), (8, 16, 32, 64)
 
-# Twice the decay takes the initialisation away in half the epochs, and a tenth of it is left to forget. At a rate
-# of 0.1 l2.5 diverges after 9,400 epochs.
+# Twice the decay removes the initialisation in half the epochs, and leaves a tenth of it to forget. At a rate of
+# 0.1, l2.5 diverges after 9,400 epochs.
 _QUICK_LOSSES: dict[str, dict[str, Changes]] = {
     kind: {
         "recipe": {"lr": lr, "epochs": round(1800 / lr), "forget": round(1500 / lr), "weight_decay": 1.5e-3},
@@ -188,7 +188,7 @@ _QUICK_LOSSES: dict[str, dict[str, Changes]] = {
 
 
 def _large(n: int, width: int) -> _Row:
-    """5,000 images of CIFAR-100 and 10,000 neurons a layer; on small machines n images and so many neurons."""
+    """5,000 images of CIFAR-100 and 10,000 neurons per layer; on small machines n images and `width` neurons."""
     return _Row(
         "buzaglo/fig17",
         task="multiclass",
@@ -214,7 +214,7 @@ def _classes(count: int, n: int) -> _Row:
 
 
 def _quick_decay(decay: float) -> dict[str, Changes]:
-    """Fewer epochs at a larger rate: the initialisation goes away as exp(-rate decay epochs).
+    """Fewer epochs at a larger rate: the initialisation decays as exp(-rate decay epochs).
 
     The paper's rate times epochs is 10^4. A rate of 1 is stable up to a decay of 8e-3, not at 2e-2.
     """
@@ -226,7 +226,7 @@ def _depth(*widths: int, loss: float, bias: BiasPolicy = "first") -> _Row:
 
 
 def _convolution(kernel: int, channels: int) -> Preset:
-    """conv(k, C)-1000-1; small machines take every other pixel, fewer neurons and images, and a larger rate."""
+    """conv(k, C)-1000-1; small machines use a stride of 2, fewer neurons and images, and a larger rate."""
     stride = "s2" if kernel < 32 else ""
 
     def network(stride: str, neurons: int) -> ConvSpec:
@@ -258,7 +258,7 @@ _ROWS: dict[str, _Row] = {
     "cifar500-sgd": _Row("haim/table2, fig16, 21", 4.0e-6, recipe={"batch": 50}),
     "cifar500-early": _Row("haim/table2, fig16, 19", 0.0039, recipe={"epochs": 10_000}),
     "mnist500-early": _Row("haim/table2, fig16, 20", 0.014, recipe={"epochs": 10_000}, **_MNIST),
-    # 500 images as nearly as the classes divide them; with 10 classes both series are the same
+    # as close to 500 images as the classes allow; with 10 classes both series are the same
     **{f"classes{count}": _classes(count, count * round(500 / count)) for count in (2, 3, 4, 5, 10)},
     **{f"classes{count}x50": _classes(count, count * 50) for count in (2, 3, 4, 5)},
     **{
@@ -285,7 +285,7 @@ _ROWS: dict[str, _Row] = {
     "decay-0": _Row("control of buzaglo/fig5", data={"n": 100}, network=_STANDARD),
     "cifar100-init1e-3": _Row("buzaglo/fig5, 9", data={"n": 100}, network={"first_layer_std": 1e-3}),
     "cifar100-large": _large(500, width=2000),
-    # the largest that two cores train and attack within an hour, two neurons an image as in the paper
+    # the largest that two cores train and attack within an hour; two neurons per image, as in the paper
     "cifar100-hour": _large(2000, width=4000),
 }
 

@@ -17,7 +17,7 @@ DTypeName = Literal["float32", "float64"]
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
-    """Follow the gradient flow once the loss is `below`, each step right to `tolerance` of every layer's norm."""
+    """Follow the gradient flow once the loss is `below`, with errors of at most `tolerance` of a layer's norm."""
 
     below: float = 0.3
     tolerance: float = 0.01
@@ -27,9 +27,9 @@ class Flow:
         require(
             0 < self.tolerance <= 0.1,
             "tolerance",
-            "must lie above 0 and be at most 0.1",
+            "must be above 0 and at most 0.1",
             self.tolerance,
-            "0.01 keeps to the path, 0.03 halves the epochs",
+            "0.01 stays on the path, 0.03 halves the epochs",
         )
 
 
@@ -39,14 +39,14 @@ class Recipe:
 
     `batch` None is full-batch descent; otherwise every epoch shuffles and takes batches of that size.
     `normalise_below` c multiplies the rate by c / loss once the loss is below c: gradients shrink in
-    proportion to the loss, so the steps go on along the same path where a constant rate would all but stop.
+    proportion to the loss, so the steps continue along the same path where a constant rate would almost stop.
     `weight_decay` w adds w theta to the gradient, i.e. (w/2) ||theta||² to the loss.
-    `flow` goes on along the gradient flow by large steps of adapted size once the loss is low enough
-    (`flow.py`); an epoch is then an evaluation of the gradient.
-    `forget` takes away after so many epochs what weight decay has left of the initialisation, (1 - lr w)^t
-    theta(0), which would else fade over many more; the epochs after it settle what has been learnt.
-    Training stops early when the loss is below `loss_threshold`, or the norm of the mean gradient of all that is
-    minimised, weight decay included, below `gradient_threshold` (`descent.py`).
+    `flow` follows the gradient flow in large adaptive steps once the loss is low enough (`flow.py`); an epoch is
+    then one evaluation of the gradient.
+    `forget` removes after that many epochs what weight decay has left of the initialisation, (1 - lr w)^t
+    theta(0), which would otherwise take many more epochs to fade; later epochs settle what has been learnt.
+    Training stops early when the loss is below `loss_threshold`, or when the norm of the mean gradient, weight
+    decay included, is below `gradient_threshold` (`descent.py`).
     """
 
     lr: float = 0.01
@@ -72,26 +72,26 @@ class Recipe:
             require(value is None or value > 0, name, "must be positive", value)
         for name in ("gradient_threshold", "flow"):
             alone = getattr(self, name) is None or self.batch is None
-            require(alone, "batch", f"must be left out with {name}, which takes the full batch", self.batch)
+            require(alone, "batch", f"must be left out with {name}, which needs the full batch", self.batch)
         alone = self.flow is None or self.normalise_below is None
         require(
             alone,
             "normalise_below",
-            "must be left out with flow, another way to the same",
+            "must be left out with flow, which serves the same purpose",
             self.normalise_below,
         )
         if self.forget is not None:
             require(0 < self.forget < self.epochs, "forget", "must lie between 0 and the epochs", self.forget)
-            require(self.weight_decay > 0, "forget", "needs weight_decay, which it shortens", self.forget)
+            require(self.weight_decay > 0, "forget", "needs weight_decay, whose effect it completes", self.forget)
             plain = self.batch is None and self.normalise_below is None and self.flow is None
-            require(plain, "forget", "goes with full batches at a constant rate", self.forget)
+            require(plain, "forget", "needs full batches and a constant rate", self.forget)
 
     def settings(self) -> dict[str, Any]:
-        """Fields by name, for keys of what is cached; `forget`, which came later, only where it is used."""
+        """Fields by name, for cache keys; `forget`, a later addition, only if it is used."""
         return {name: value for name, value in asdict(self).items() if name != "forget" or value is not None}
 
     def is_reached(self, metrics: Values) -> bool:
-        """Whether the loss or the gradient is as small as wanted."""
+        """Whether the loss or the gradient is below its threshold."""
         bounds = {"loss": self.loss_threshold, "gradient": self.gradient_threshold}
         return any(bound is not None and metrics.get(name, math.inf) < bound for name, bound in bounds.items())
 
@@ -101,8 +101,8 @@ class Recipe:
 
 
 def training_progress(progress: Progress, recipe: Recipe) -> Observer:
-    """An observer that tells the share of the epochs; along the flow, where log-loss falls evenly, the share of
-    log-loss down to its goal.
+    """An observer that reports the share of the epochs; along the flow, where log-loss falls evenly, the share of
+    the way of log-loss to its goal.
 
     >>> shares = []
     >>> recipe = Recipe(loss_threshold=0.01, flow=Flow())

@@ -1,4 +1,4 @@
-"""Draw a network's first weights."""
+"""Draw a network's initial weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engram.models.architecture import Architecture
 from engram.models.networks import ConvNetwork, DenseNetwork, N_co
 
 ROWS = 1024
-"""Rows of a layer that are drawn at once."""
+"""Rows of a layer that are drawn at a time."""
 
 
 def draw_layers(
@@ -28,7 +28,7 @@ def draw_layers(
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
     """Weights [out, in, ...] and biases [out]: U(±1/sqrt(fan_in)), but N(0, std²) in a small first layer.
 
-    Drawn in float64 and then rounded, so that float32 and float64 targets of a seed start alike.
+    Drawn in float64 and then rounded, so that float32 and float64 targets with the same seed start alike.
     """
     weights: list[Tensor] = []
     biases: list[Tensor | None] = []
@@ -47,7 +47,7 @@ def draw_layers(
 
 
 def _uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """U(±bound), some rows at a time: the same numbers, without a copy of a wide layer in float64."""
+    """U(±bound), some rows at a time: the same numbers, without a float64 copy of a wide layer."""
     value = torch.empty(shape, dtype=dtype)
     for rows in torch.split(value, ROWS):
         rows.copy_(torch.empty(rows.shape, dtype=torch.float64).uniform_(-bound, bound, generator=generator))
@@ -59,7 +59,7 @@ BiasPolicy = Literal["first", "all", "none"]
 
 
 class Spec(Protocol[N_co]):
-    """A network before its weights."""
+    """A network without its weights."""
 
     @property
     def name(self) -> str: ...
@@ -118,7 +118,7 @@ class MLPSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvSpec:
-    """A ReLU network with convolutions, its layers as `architecture` words them; the rest is as in `MLPSpec`.
+    """A ReLU network with convolutions, its layers as text (`architecture`); the rest is as in `MLPSpec`.
 
     >>> ConvSpec(input_shape=(3, 32, 32), layers="conv3x32 relu flatten 1000 relu 1").name
     '3x32x32-conv3x32-1000-1'
@@ -131,7 +131,7 @@ class ConvSpec:
 
     def __post_init__(self) -> None:
         _check(self.bias, self.first_layer_std)
-        assert self.architecture is not None  # parsed here, so that a wrong one is told at once
+        assert self.architecture is not None  # parsed here, so that an error shows at once
 
     @cached_property
     def architecture(self) -> Architecture:

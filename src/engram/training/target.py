@@ -1,8 +1,8 @@
-"""Train a network, measure it, keep it: `model.safetensors` beside `card.json`.
+"""Train a network, measure it, and save it: `model.safetensors` and `card.json`.
 
-`TargetCache` keeps targets by content: what would come out the same is never trained twice. An entry is a
-directory named by the hash of all that decides the outcome. `entry.json` is written last and holds the digests of
-the others, so that a half-written or damaged entry is no entry.
+`TargetCache` stores targets by content: the same target is never trained twice. An entry is a directory named by
+the hash of everything that determines the outcome. `entry.json` is written last and contains the digests of the
+other files, so that a half-written or damaged entry does not count.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from engram.training.spec import ConvSpec, MLPSpec, Spec
 
 @dataclass(frozen=True)
 class Quality:
-    """How well a network does on a set of images."""
+    """How well a network performs on a set of images."""
 
     loss: float
     accuracy: float
@@ -44,7 +44,7 @@ class Quality:
 
 
 def require_classes(classes: Sequence[str], task: Task) -> None:
-    """Every class is a label of the task: nothing is trained on labels that the task does not have."""
+    """Every class must be a label of the task, so that training never sees labels that the task does not have."""
     require(
         len(classes) == task.label_count,
         "data",
@@ -78,7 +78,7 @@ def train(
     resume: bool = False,
     observers: Sequence[Observer] = (),
 ) -> tuple[N, Solution]:
-    """Train a fresh network on centred inputs [n, ...]; the solution tells how training ended."""
+    """Train a fresh network on centred inputs [n, ...]; the solution says how training ended."""
     generator = torch.Generator().manual_seed(recipe.seed)
     start = spec.initialise(generator, recipe.torch_dtype).to(device=device)
     flat = inputs.flatten(1).to(device=device, dtype=recipe.torch_dtype)
@@ -90,7 +90,7 @@ def train(
 
 
 def make_descent(start: N, task: Task, recipe: Recipe, inputs: Tensor, labels: Tensor) -> GradientDescent[N]:
-    """The Gram form costs n² where plain descent costs n d, and is the same trajectory; it needs a dense layer."""
+    """The cheapest form; all have the same trajectory. Gram costs n² instead of n d, but needs a dense layer."""
     if isinstance(start, ConvNetwork) and start.has_head:
         return cast("GradientDescent[N]", ConvDescent(start, task, recipe, inputs, labels))
     if not isinstance(start, DenseNetwork) or (recipe.batch is None and len(inputs) >= inputs.shape[1]):
@@ -101,7 +101,7 @@ def make_descent(start: N, task: Task, recipe: Recipe, inputs: Tensor, labels: T
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What its owner knows of a target that engram trained; an attack reads the shape and task alone."""
+    """What the owner knows about a target that engram trained; an attack reads only the public part."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -130,7 +130,7 @@ class Target(Generic[N_co]):
 
 
 def save_target(directory: Path, network: Network, card: Card) -> None:
-    """The card comes last: a directory with a card is a whole target."""
+    """The card is written last: a directory with a card is a complete target."""
     files.write_tensors(directory / MODEL_FILE, network.params)
     files.write_json(directory / CARD_FILE, asdict(card))
 
@@ -139,7 +139,7 @@ def open_target(directory: Path) -> Target[Network]:
     """What `engram train` left in a directory: the network as anyone would open it, and the owner's card."""
     card = card_of(directory)
     if card is None:
-        raise CheckpointError(f"{directory} is no directory of `engram train`; give one, with its {CARD_FILE}")
+        raise CheckpointError(f"{directory} is not a directory of `engram train`; give one with a {CARD_FILE}")
     return Target(open_view(directory).network, card)
 
 
@@ -153,10 +153,10 @@ def read_card(path: Path) -> Card:
     try:
         return TypeAdapter(Card).validate_python(files.read_json(path))
     except ValidationError as error:
-        raise CheckpointError(f"{path} is no card that this version reads: {error}") from error
+        raise CheckpointError(f"{path} is not a card that this version can read: {error}") from error
 
 
-TRAINING_VERSION = 1  # raise it when a change of the code changes what training gives
+TRAINING_VERSION = 1  # increase it when a code change alters the result of training
 ENTRY_FILE = "entry.json"
 
 
@@ -166,7 +166,7 @@ def cache_root() -> Path:
 
 
 def content_key(spec: MLPSpec | ConvSpec, recipe: Recipe, task: Task, choice: DataChoice, data: Split) -> str:
-    """SHA-256 of network, recipe, task, choice and content of the data, and version of the training code."""
+    """SHA-256 of the network, recipe, task, choice and content of the data, and version of the training code."""
     settings = [asdict(spec), recipe.settings(), task.name, asdict(choice), TRAINING_VERSION]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for images in (data.train, data.held_out):
@@ -182,7 +182,7 @@ class TargetCache:
     root: Path
 
     def find(self, key: str) -> Target[Network] | None:
-        """The target of that key if it is there and whole."""
+        """The target of that key, if it is there and complete."""
         place = self.root / key
         if not (place / ENTRY_FILE).exists():
             return None
@@ -190,7 +190,7 @@ class TargetCache:
             entry = files.read_json(place / ENTRY_FILE)
             target = open_target(place)
             return target if entry == _digests(place, target) else None
-        except EngramError:  # damaged: it is trained and written again
+        except EngramError:  # damaged: train and write it again
             return None
 
     def keep(self, key: str, target: Target[Network]) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from engram.attacks.engine.dense import Engine
 from engram.attacks.engine.iteration import FIRST_PRIOR
-from engram.attacks.engine.schedule import CLASSES_PRIOR, PRIOR_GRID, Phase
+from engram.attacks.engine.self_tuning import CLASSES_PRIOR, PRIOR_GRID, Phase
 from engram.attacks.registry import make_attack
 from engram.attacks.settings import EngineSettings
 from engram.core.loop import Budget, Snapshots, run
@@ -26,7 +26,7 @@ def _view(task: Task) -> AttackerView:
 
 
 @pytest.mark.parametrize(
-    ("task", "taken"),
+    ("task", "used"),
     [
         (Multiclass(3), MulticlassPairs(3)),
         (MulticlassPairs(3), MulticlassPairs(3)),
@@ -35,14 +35,14 @@ def _view(task: Task) -> AttackerView:
         (Regression("huber"), Regression("huber")),
     ],
 )
-def test_the_engine_takes_all_constraints_of_a_sample(task: Task, taken: Task) -> None:
+def test_the_engine_uses_all_constraints_of_a_sample(task: Task, used: Task) -> None:
     engine = make_attack(_view(task))
     assert isinstance(engine, Engine)
-    assert engine.posed.task == taken
+    assert engine.posed.task == used
     assert engine.view.task == task, "records store what the caller gave"
 
 
-def test_unit_duals_share_as_the_duals_do() -> None:
+def test_unit_duals_keep_the_proportions() -> None:
     duals = torch.tensor([[0.0, 1.0, 3.0], [0.0, 0.0, 0.0]])
     assert MulticlassPairs(3).unit_duals(duals).tolist() == [[0.0, 0.25, 0.75], [0.0, 0.0, 0.0]]
     assert Binary().unit_duals(torch.tensor([0.0, 5.0])).tolist() == [1.0, 1.0]
@@ -66,7 +66,7 @@ def test_with_several_classes_there_are_no_trials() -> None:
 
 @pytest.mark.parametrize("stop", [5, 7, 30])
 def test_resumed_between_exact_steps_ends_bit_identical(tmp_path: Path, stop: int) -> None:
-    """Upper layers, prior and the duals' gradient stand still between them."""
+    """Upper layers, prior and the duals' gradient are held between them."""
     settings = EngineSettings(candidates=12, steps=40, restarts=1, prior=0.5)
 
     def begin() -> Engine:

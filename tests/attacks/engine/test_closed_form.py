@@ -1,4 +1,4 @@
-"""The closed form against autograd through the published scheme's own residuals, in float64."""
+"""The closed form compared with autograd through the published scheme's residuals, in float64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from engram.attacks.engine.closed_form import explained, parameters, pull_back, run_pass
 from engram.attacks.engine.dense import Engine
-from engram.attacks.engine.scales import Scales
+from engram.attacks.engine.self_tuning import Scales
 from engram.attacks.published import residuals, smoothed_relu
 from engram.attacks.settings import EngineSettings
 from engram.models.networks import DenseNetwork
@@ -35,7 +35,7 @@ def test_value_and_gradients_equal_autograd(sizes: tuple[int, ...], bias: BiasPo
 
     inputs.requires_grad_()
     duals.requires_grad_()
-    # The published residuals carry a 1/m; the engine's duals are the paper's own.
+    # The published residuals include a 1/m; the engine's duals are those of the paper.
     by_name = residuals(network, Binary(), smoothed_relu(SLOPE), inputs, labels, len(inputs) * duals)
     outputs = network(inputs, smoothed_relu(SLOPE)).squeeze(1)
     expected = 0.3 * outputs.square().sum()
@@ -74,7 +74,7 @@ def test_every_task_equals_autograd(task: Task, bias: BiasPolicy) -> None:
 
     view = AttackerView(network, (4,), task)
     settings = EngineSettings(candidates=8, dtype="float64", prior=0.0)
-    objective = replace(Engine(view, settings).objective, scales=_as_they_are(network), task=task)
+    objective = replace(Engine(view, settings).objective, scales=_unscaled(network), task=task)
     done = objective.run(inputs.detach(), duals.detach(), labels)
     left = {layer: parameters(network, layer) - explained(done, layer) for layer in range(3)}
     margins = (task.sides(labels, duals, done.outputs) * done.outputs).sum(1)
@@ -88,7 +88,7 @@ def test_every_task_equals_autograd(task: Task, bias: BiasPolicy) -> None:
     torch.testing.assert_close(found_duals, by_duals, rtol=0, atol=1e-10)
 
 
-def _as_they_are(network: DenseNetwork) -> Scales:
+def _unscaled(network: DenseNetwork) -> Scales:
     """No rotation, no scaling: the network's own coordinates."""
     space = RowSpace(
         torch.eye(network.sizes[0], dtype=torch.float64), torch.ones(network.sizes[0]), 0, torch.ones(1), 0.0, 0.0

@@ -1,4 +1,4 @@
-"""The engine for convolutions: its equations against autograd, what it recovers, resuming, planning."""
+"""The engine for convolutions: equations compared with autograd, recovery, resuming, planning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.conv_cases import SHAPE, SIZE, drawn, faces, written
 
 @pytest.fixture(scope="module")
 def images() -> Tensor:
-    """What is written in the network."""
+    """The images written into the network."""
     return faces(0) - faces(0).mean(0)
 
 
@@ -40,15 +40,15 @@ def best_ncc(images: Tensor, candidates: Tensor) -> Tensor:
     return (zscored(images) @ zscored(candidates).T / images[0].numel()).amax(1)
 
 
-def test_recovers_what_is_written_in_the_layer_and_nothing_else(images: Tensor, others: Tensor) -> None:
+def test_recovers_the_written_images_and_nothing_else(images: Tensor, others: Tensor) -> None:
     engine = ConvEngine(AttackerView(written(), SHAPE, Binary()), EngineSettings(steps=200, restarts=2, prior=0.2))
     assert engine.problem.scales.space.rank <= SIZE
     found = engine.reconstruction(run(engine, Budget(steps=engine.total_steps)).state)
     assert int((best_ncc(images, found.images) > 0.8).sum()) >= 6
     assert int((best_ncc(others, found.images) > 0.8).sum()) == 0
     assert found.scores is not None
-    surest = found.images[:4]
-    assert float(best_ncc(surest, images).min()) > 0.8, "the engine knows which it has found"
+    most_confident = found.images[:4]
+    assert float(best_ncc(most_confident, images).min()) > 0.8, "the most confident candidates are real"
 
 
 def test_only_written_images_have_their_features_in_the_row_space(images: Tensor, others: Tensor) -> None:
@@ -64,7 +64,7 @@ def test_only_written_images_have_their_features_in_the_row_space(images: Tensor
 @pytest.mark.parametrize("task", [Binary(), Multiclass(3), MulticlassPairs(3), Regression("l2")], ids=str)
 @pytest.mark.parametrize("layers", ["conv3x3 relu flatten 9 relu {}", "conv3x4s2 relu avgpool2 flatten 6 relu {}"])
 def test_stationarity_and_its_gradient_equal_autograd(task: Task, layers: str) -> None:
-    """The layer's predicted rows in the row space, and the whole gradient by the pixels, by double backward."""
+    """The layer's predicted rows in the row space, and the whole gradient in the pixels, by double backward."""
     network = drawn(layers.format(task.outputs))
     engine = ConvEngine(
         AttackerView(network, SHAPE, task), EngineSettings(candidates=6, dtype="float64", prior=0.0, restarts=1)
@@ -120,7 +120,7 @@ def test_a_budget_becomes_a_plan() -> None:
     assert long.candidates == 4
 
 
-def test_kernels_of_the_whole_image_are_read_as_a_fully_connected_layer() -> None:
+def test_kernels_of_the_whole_image_are_treated_as_a_fully_connected_layer() -> None:
     side = SHAPE[-1]
     whole, part = (
         make_attack(AttackerView(drawn(f"conv{k}x9 relu flatten 8 relu 1", torch.float32), SHAPE, Binary()))
@@ -139,7 +139,7 @@ def test_kernels_of_the_whole_image_are_read_as_a_fully_connected_layer() -> Non
         ("conv3x3 relu flatten 5 5 relu 1", "no fully-connected part of the form"),
     ],
 )
-def test_networks_without_the_layer_are_told_the_other_recipe(layers: str, message: str) -> None:
+def test_networks_without_the_layer_are_referred_to_the_other_recipe(layers: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         ConvEngine(AttackerView(drawn(layers), SHAPE, Binary()), EngineSettings())
     assert "--recipe buzaglo2023" in str(caught.value)

@@ -1,4 +1,4 @@
-"""The engine as a whole: it recovers planted images, judges itself, and is reproducible."""
+"""The whole engine: it recovers memorised images, scores them, and is reproducible."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from engram.attacks.engine.consensus import agreements, consensus
 from engram.attacks.engine.dense import Engine
-from engram.attacks.engine.schedule import Phase, choose_prior
+from engram.attacks.engine.self_tuning import Phase, choose_prior
 from engram.attacks.reconstruction import Reconstruction
 from engram.attacks.settings import EngineSettings
 from engram.core.errors import ConfigError
@@ -38,7 +38,7 @@ def _engine(network: DenseNetwork, **settings: object) -> Engine:
     return Engine(AttackerView(network, SHAPE, Binary()), EngineSettings(**settings))  # type: ignore[arg-type]
 
 
-def test_recovers_memorised_faces_and_knows_which(memorised: DenseNetwork) -> None:
+def test_recovers_memorised_faces_and_scores_them_highest(memorised: DenseNetwork) -> None:
     engine = _engine(memorised, steps=250, restarts=3)
     found = engine.reconstruction(run(engine, Budget(steps=engine.total_steps)).state)
     report = compare(found, FACES.load())
@@ -55,7 +55,7 @@ def test_recovers_memorised_faces_and_knows_which(memorised: DenseNetwork) -> No
 
 @pytest.mark.parametrize("name", ["multiclass", "multiclass:pairs", "regression:huber"])
 def test_recovers_faces_from_every_task(name: str) -> None:
-    """Two outputs, all pairs, or targets -1 and +1 with weight decay: the same images come back."""
+    """Two outputs, all pairs, or targets -1 and +1 with weight decay: all give the same images."""
     task = task_named(name, 2)
     spec = MLPSpec(inputs=625, widths=(200, 200), outputs=task.outputs)
     recipe = Recipe(lr=0.2, epochs=800, weight_decay=1e-3 if "regression" in name else 0.0)
@@ -68,7 +68,7 @@ def test_recovers_faces_from_every_task(name: str) -> None:
 
 
 def test_recovers_faces_from_a_standard_start() -> None:
-    """Nine tenths of the first layer are noise; low frequencies tell the faces' directions from it."""
+    """Nine tenths of the first layer are noise; the faces' directions stand out in low frequencies."""
     few = DataChoice(name="faces", labels="gate", n=8)
     spec = MLPSpec(inputs=625, widths=(400, 400), first_layer_std=None)
     engine = _engine(
@@ -88,7 +88,7 @@ def test_an_untrained_network_gives_nothing() -> None:
     assert compare(found, FACES.load()).train.count("ncc", 0.8) == 0
 
 
-def test_objective_s_gradients_equal_differences(memorised: DenseNetwork) -> None:
+def test_gradients_of_the_objective_equal_differences(memorised: DenseNetwork) -> None:
     """Where the derivative is exact: the prior in the latents, stationarity in the duals. (Elsewhere the papers'
     ReLU derivative is a surrogate; the closed form is compared with autograd in its own test.)"""
     engine = _engine(memorised, candidates=10, dtype="float64", restarts=1, prior=1.0)
@@ -117,15 +117,15 @@ def test_candidates_that_explain_nothing_have_loss_one(memorised: DenseNetwork) 
     assert float(engine.objective(silent, metric, 0.0)[0]["stationarity"]) == pytest.approx(1.0, rel=1e-4)
     unexplained = engine.objective.unexplained(silent)
     assert float(unexplained.max()) == pytest.approx(1.0)
-    assert float(unexplained.median()) == pytest.approx(1.0), "only faint neurons count for less"
+    assert float(unexplained.median()) == pytest.approx(1.0), "only faint neurons count less"
 
 
-def test_the_prior_is_chosen_by_neurons_that_were_left_out(memorised: DenseNetwork) -> None:
+def test_the_prior_is_chosen_by_left_out_neurons(memorised: DenseNetwork) -> None:
     engine = _engine(memorised, steps=320, restarts=1)
     solution = run(engine, Budget(steps=engine.schedule.trials * engine.schedule.trial_steps))
     judged = solution.state["left_unexplained"]
     assert bool(judged.isfinite().all())
-    assert float(judged.max()) > 1.05 * float(judged.min()), "the strengths differ in what they predict"
+    assert float(judged.max()) > 1.05 * float(judged.min()), "the strengths predict differently well"
     chosen = engine._prior(solution.state, Phase(is_trial=False, index=0, step=0, length=1))
     assert chosen == choose_prior(tuple(judged.tolist()))
 
@@ -146,7 +146,7 @@ def test_resumed_anywhere_ends_bit_identical(memorised: DenseNetwork, tmp_path: 
     [(0.0, (3, 2, 2), 10), (0.8, (3, 2, 2), 10), (None, (12,), 10), (None, (3, 2, 2), 1)],
     ids=["no prior", "a given prior", "vectors", "stopped in the first trial"],
 )
-def test_trials_that_were_not_run_are_no_divergence(
+def test_trials_that_were_not_run_are_not_divergence(
     prior: float | None, shape: tuple[int, ...], steps: int
 ) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -158,7 +158,7 @@ def test_trials_that_were_not_run_are_no_divergence(
 
 
 def test_scales_follow_the_pixel_range(memorised: DenseNetwork) -> None:
-    """No hidden unit: for pixels in [0, 10] the start is ten times as wide, and the gates are alike."""
+    """No hidden unit: for pixels in [0, 10] the start is ten times as wide, and the gates are the same."""
     shrunk = memorised.with_params({**memorised.params, "layers.0.weight": memorised.weights[0] / 10})
     plain = _engine(memorised, candidates=20, steps=30, restarts=1, prior=0.0, dtype="float64")
     view = AttackerView(shrunk, SHAPE, Binary(), pixel_range=(0.0, 10.0))
@@ -199,7 +199,7 @@ def test_images_of_different_labels_are_not_merged() -> None:
     ("change", "message"),
     [
         ({"steps": 0}, "steps must be positive"),
-        ({"prior": -1.0}, "prior must not be negative, got -1.0; 0 is none"),
+        ({"prior": -1.0}, "prior must not be negative, got -1.0; 0 means none"),
         ({"candidates": 1}, "candidates must be at least 2"),
     ],
 )

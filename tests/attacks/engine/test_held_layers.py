@@ -1,4 +1,4 @@
-"""HeldLayers upper layers: exact at the refresh, near it afterwards."""
+"""Held upper layers: exact at the refresh, close to exact afterwards."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ TASKS = [*ONE_DUAL, "multiclass:pairs"]
 
 
 def _engine(task_name: str, *, widths: tuple[int, ...] = (30, 20, 10)) -> Engine:
-    """A random network with a strong first layer, so that the row space is whole."""
+    """A random network with a strong first layer, so that the row space is the full input space."""
     outputs = 3 if task_name.startswith("multiclass") else 1
     spec = MLPSpec(inputs=16, widths=widths, outputs=outputs, bias="all", first_layer_std=1.0)
     network = spec.initialise(torch.Generator().manual_seed(3), torch.float64)
     view = AttackerView(network, (1, 4, 4), task_named(task_name, outputs))
     engine = Engine(view, EngineSettings(candidates=12, restarts=1, prior=0.5, dtype="float64"))
-    engine.__dict__["posed"] = view  # as it is: with the runner-up's dual alone, too
+    engine.__dict__["posed"] = view  # unchanged: also with only the runner-up's dual
     return engine
 
 
@@ -36,7 +36,7 @@ def _state(engine: Engine) -> State:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_at_the_refresh_the_gradient_is_the_exact_one(task: str) -> None:
+def test_at_the_refresh_the_gradient_is_exact(task: str) -> None:
     engine = _engine(task)
     state = _state(engine)
     metric = engine.objective.metric(state["latents"], state["duals"])
@@ -50,8 +50,8 @@ def test_at_the_refresh_the_gradient_is_the_exact_one(task: str) -> None:
 
 
 @pytest.mark.parametrize("task", ONE_DUAL)
-def test_in_the_duals_it_stays_exact(task: str) -> None:
-    """Signals are linear in them, and the layers above do not see them."""
+def test_it_stays_exact_in_the_duals(task: str) -> None:
+    """Signals are linear in the duals, and the layers above do not depend on them."""
     engine = _engine(task)
     state = _state(engine)
     metric = engine.objective.metric(state["latents"], state["duals"])
@@ -63,8 +63,8 @@ def test_in_the_duals_it_stays_exact(task: str) -> None:
     torch.testing.assert_close(near_by_duals, by_duals, rtol=0, atol=1e-10 * float(by_duals.abs().max()))
 
 
-def test_of_several_duals_a_sample_their_sum_stays_exact() -> None:
-    """How they share it stands still, and so does their gradient."""
+def test_with_several_duals_per_sample_their_sum_stays_exact() -> None:
+    """Their proportions are held, and so is their gradient."""
     engine = _engine("multiclass:pairs")
     state = _state(engine)
     metric = engine.objective.metric(state["latents"], state["duals"])
@@ -79,7 +79,7 @@ def test_of_several_duals_a_sample_their_sum_stays_exact() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_between_refreshes_it_follows_the_exact_one(task: str) -> None:
+def test_between_refreshes_it_follows_the_exact_gradient(task: str) -> None:
     engine = _engine(task)
     state = _state(engine)
     metric = engine.objective.metric(state["latents"], state["duals"])
@@ -89,14 +89,14 @@ def test_between_refreshes_it_follows_the_exact_one(task: str) -> None:
     state["latents"] = state["latents"] + 1e-3 * engine.scales.latent_std * noise
     after = engine.objective(state, metric, 0.5)[1]
     near = frozen.gradients(engine.objective, state, metric)[1]
-    assert float((near - after).norm()) < 0.7 * float((before - after).norm()), "nearer than standing still"
+    assert float((near - after).norm()) < 0.7 * float((before - after).norm()), "closer than no update"
 
 
 @pytest.mark.parametrize(
     ("task", "widths", "frozen"),
     [("binary", (30, 20), True), ("binary", (30,), False), ("multiclass:pairs", (30, 20), True)],
 )
-def test_held_where_there_is_something_to_save(task: str, widths: tuple[int, ...], frozen: bool) -> None:
+def test_layers_are_held_if_it_saves_work(task: str, widths: tuple[int, ...], frozen: bool) -> None:
     engine = _engine(task, widths=widths)
     state = engine.init()
     for _ in range(REFRESH + 1):

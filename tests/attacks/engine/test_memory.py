@@ -1,4 +1,4 @@
-"""The engine under a bound on memory: the same numbers in pieces, shared metrics, and a peak that keeps to it."""
+"""The engine under a memory limit: the same numbers in chunks, shared metrics, and a peak within the limit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _engine(task: Task, memory: int) -> Engine:
 
 @pytest.mark.parametrize("h", [7, 24, 100])
 @pytest.mark.parametrize("count", [1, 2, 5, 7])
-def test_every_neuron_is_in_one_group_and_groups_are_alike_in_size(h: int, count: int) -> None:
+def test_every_neuron_is_in_one_group_and_groups_have_similar_sizes(h: int, count: int) -> None:
     weights = torch.rand(9, h, generator=torch.Generator().manual_seed(1))
     groups = Groups.alike(weights, count)
     assert len(groups) == count
@@ -50,7 +50,7 @@ def test_every_neuron_is_in_one_group_and_groups_are_alike_in_size(h: int, count
     torch.testing.assert_close(groups.summed(weights).sum(1), weights.sum(1))
 
 
-def test_neurons_that_weigh_candidates_alike_come_together() -> None:
+def test_neurons_with_similar_weights_are_grouped() -> None:
     """Four planted kinds of neurons, in any order."""
     generator = torch.Generator().manual_seed(2)
     kinds = torch.rand(50, 4, generator=generator).round()
@@ -61,7 +61,7 @@ def test_neurons_that_weigh_candidates_alike_come_together() -> None:
 
 
 def test_a_shared_metric_equals_matrices_of_each_neuron() -> None:
-    """Each neuron with the matrix of its group's mean weights, one by one; alone, with that of its own."""
+    """Each neuron, one by one, with the matrix of its group's mean weights, or its own if it is alone."""
     generator = torch.Generator().manual_seed(3)
     entering = torch.randn(20, 4, generator=generator, dtype=torch.float64)
     used = torch.rand(20, 11, generator=generator, dtype=torch.float64)
@@ -90,8 +90,8 @@ def test_a_shared_metric_equals_matrices_of_each_neuron() -> None:
 
 
 @pytest.mark.parametrize("task", cases.TASKS, ids=lambda task: f"{task.name}-{task.outputs}")
-def test_values_and_gradients_do_not_depend_on_the_bound(task: Task) -> None:
-    """The metric given, all terms in many chunks are those in one."""
+def test_values_and_gradients_do_not_depend_on_the_limit(task: Task) -> None:
+    """With the same metric, all terms in many chunks equal those in one."""
     whole, pieces = (_engine(task, memory) for memory in (GENEROUS, TIGHT))
     state = run(whole, Budget(steps=3)).state
     metric = whole.objective.metric(state["latents"], state["duals"])
@@ -109,7 +109,7 @@ def test_values_and_gradients_do_not_depend_on_the_bound(task: Task) -> None:
     torch.testing.assert_close(left[1], left[0], rtol=1e-10, atol=0)
 
 
-def test_the_bound_decides_how_many_metrics_there_are() -> None:
+def test_the_limit_determines_the_number_of_metrics() -> None:
     whole, pieces = (_engine(Binary(), memory) for memory in (GENEROUS, TIGHT))
     state = run(whole, Budget(steps=1)).state
     all_alone, shared = (engine.objective.metric(state["latents"], state["duals"]) for engine in (whole, pieces))
@@ -146,7 +146,7 @@ def test_recovers_faces_with_a_tenth_of_the_metrics() -> None:
     assert counts["ncc>0.8"].held_out == 0
 
 
-def test_resumed_under_a_bound_ends_bit_identical(tmp_path: Path) -> None:
+def test_resumed_under_a_limit_ends_bit_identical(tmp_path: Path) -> None:
     engine = _engine(Binary(), TIGHT)
     settings = replace(engine.settings, steps=20, metric_every=7)
     whole = run(replace(engine, settings=settings), Budget(steps=20)).state
@@ -156,9 +156,9 @@ def test_resumed_under_a_bound_ends_bit_identical(tmp_path: Path) -> None:
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_the_peak_keeps_to_the_bound() -> None:
-    """2,000 neurons over 100 directions and 1,000 candidates: 82 MB of metrics and 100 MB of passes where there is
-    room. Beside a bound of 32 MB there is what all need: the decomposition, gates [m, h], the candidates."""
+def test_the_peak_stays_within_the_limit() -> None:
+    """2,000 neurons, 100 directions and 1,000 candidates: 82 MB of metrics and 100 MB of passes if there is room.
+    On top of the limit of 32 MB comes what every run needs: the decomposition, gates [m, h], the candidates."""
     generator = torch.Generator().manual_seed(5)
     first = torch.randn(2000, 100, generator=generator) @ torch.randn(100, 768, generator=generator)
     first += 1e-3 * torch.randn(2000, 768, generator=generator)

@@ -1,4 +1,4 @@
-"""Row space, metric and prior against slow or planted truths."""
+"""Row space, metric and prior compared with slow code or planted truth."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engram.models.row_space import find_row_space, marchenko_pastur_quantile, n
 
 @pytest.mark.parametrize("shape", [(200, 500), (500, 200), (300, 300)])
 @pytest.mark.parametrize("std", [1e-4, 0.02])
-def test_noise_level_is_read_off_the_spectrum(shape: tuple[int, int], std: float) -> None:
+def test_noise_level_is_estimated_from_the_spectrum(shape: tuple[int, int], std: float) -> None:
     generator = torch.Generator().manual_seed(1)
     noise = std * torch.randn(shape, generator=generator, dtype=torch.float64)
     signal = torch.randn(shape[0], 30, generator=generator, dtype=torch.float64)
@@ -38,13 +38,13 @@ def test_planted_directions_are_found_and_no_others() -> None:
     assert float((inside - samples).norm() / samples.norm()) < 0.01
 
 
-def test_pure_noise_has_hardly_any_direction() -> None:
+def test_pure_noise_has_one_direction() -> None:
     weight = torch.randn(100, 300, generator=torch.Generator().manual_seed(3))
     assert find_row_space(weight).rank == 1
 
 
-def test_rounding_is_no_direction() -> None:
-    """Decayed weights: signal, and rounding of many sizes in place of noise: no law tells its edge."""
+def test_rounding_is_not_a_direction() -> None:
+    """Decayed weights: signal, and rounding of many sizes instead of noise, whose edge follows no law."""
     generator = torch.Generator().manual_seed(6)
     weight = torch.randn(200, 12, generator=generator) @ torch.randn(12, 400, generator=generator)
     sizes = 1e-8 * torch.logspace(0, -4, 200)[:, None]
@@ -76,12 +76,12 @@ def test_metric_equals_inverses_one_by_one(room: int) -> None:
         np.testing.assert_allclose(found[neuron].numpy(), expected, rtol=1e-3)
 
 
-def test_metric_of_neurons_that_nobody_uses_is_plain() -> None:
+def test_metric_of_unused_neurons_is_a_multiple_of_the_identity() -> None:
     found = inverse_covariances(torch.ones(3, 2), torch.zeros(3, 4), 0.5, room=1000)
     torch.testing.assert_close(found, 2 * torch.eye(2).expand(4, 2, 2))
 
 
-def test_adam_equals_torch_s() -> None:
+def test_adam_equals_torch_adam() -> None:
     generator = torch.Generator().manual_seed(7)
     start = torch.randn(4, 3, generator=generator, dtype=torch.float64)
     state, parameter = {"x": start.clone(), **moments("x", start)}, start.clone().requires_grad_()
@@ -108,12 +108,12 @@ def test_contrast_follows_the_spectrum_down_to_the_noise() -> None:
     space = find_row_space(weight + 0.002 * torch.randn(150, 400, generator=generator))
     contrast = space.contrast
     assert float(contrast.square().mean()) == pytest.approx(1.0)
-    assert bool((contrast.diff() < 0).all()), "the weaker the direction, the less it holds"
+    assert bool((contrast.diff() < 0).all()), "weaker directions have less contrast"
     faint = space.singular_values[: space.rank] < 2 * space.edge
     assert float(contrast[0] / contrast[faint].max()) > 2.5
 
 
-def test_total_variation_equals_a_loop_and_its_gradient_autograd() -> None:
+def test_total_variation_equals_a_loop_and_its_gradient_differences() -> None:
     generator = torch.Generator().manual_seed(6)
     images = torch.randn(3, 2, 4, 5, generator=generator, dtype=torch.float64)
     values, gradients = total_variation(images)
@@ -132,7 +132,7 @@ def test_total_variation_equals_a_loop_and_its_gradient_autograd() -> None:
 
 
 class _Variation(torch.autograd.Function):
-    """Hands the closed-form gradient to torch's numerical check."""
+    """Passes the closed-form gradient to torch's numerical check."""
 
     @staticmethod
     def forward(ctx: object, images: torch.Tensor) -> torch.Tensor:

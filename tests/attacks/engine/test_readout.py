@@ -1,4 +1,4 @@
-"""Images read out over all frequencies: the posterior mean, and what it is worth beside the row space."""
+"""Images read out over all frequencies: the posterior mean, and what it adds to the row space."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.models.test_row_space import PIXELS, SHAPE, drawn
 
 
 def natural(count: int, seed: int, pixel_std: float) -> Tensor:
-    """Images [count, PIXELS] with the power that is expected of photographs."""
+    """Images [count, PIXELS] with the expected power of photographs."""
     scale = expected_power(PIXELS, pixel_std).sqrt()
     return Frequencies.of(SHAPE).pixels(drawn(count, PIXELS, seed=seed) * scale)
 
@@ -25,14 +25,14 @@ def test_posterior_mean_equals_ridge_regression_frequency_by_frequency() -> None
     for first, last in ((0, 32), (32, 64), (64, 128)):
         ridge = float(left[:, first:last].square().mean() / power[first:last].mean())
         for place in range(first, last):
-            # as least squares with the prior as further equations
+            # as least squares with the prior as additional equations
             equations = np.concatenate([sent.T.numpy(), np.sqrt(ridge) * np.eye(4)])
             right = np.concatenate([rows[:, place].numpy(), np.zeros(4)])
             expected = np.linalg.lstsq(equations, right, rcond=None)[0]
             np.testing.assert_allclose(result[:, place].numpy(), expected, rtol=1e-8)
 
 
-def test_finds_of_images_what_the_row_space_leaves_out() -> None:
+def test_finds_parts_of_images_outside_the_row_space() -> None:
     images, sent = natural(8, seed=4, pixel_std=0.2), drawn(8, 300, seed=5)
     weight = sent.T @ images + 3 * drawn(300, PIXELS, seed=6)
     space = find_image_space(weight, SHAPE)
@@ -47,7 +47,7 @@ def test_finds_of_images_what_the_row_space_leaves_out() -> None:
     assert missed(found) < 0.8 * missed(inside)
 
 
-def test_candidates_without_a_signal_stay_as_they_are() -> None:
+def test_candidates_without_a_signal_stay_unchanged() -> None:
     images, sent = natural(3, seed=7, pixel_std=0.2), drawn(3, 50, seed=8)
     sent[1] = 0
     found = read_out(images, drawn(50, PIXELS, seed=9), lambda given: sent, Frequencies.of(SHAPE), 0.2)

@@ -1,4 +1,4 @@
-"""Stationarity of a ReLU network and its gradients by matrix products only; no autograd graph.
+"""Stationarity of a ReLU network and its gradients by matrix products alone; no autograd graph.
 
 For candidates z_i whose stationarity sums c_ij grad Phi_j(z_i) over the outputs j (binary: c_i = lambda_i y_i),
 layer l's residual is
@@ -6,7 +6,7 @@ layer l's residual is
     R_l = [W_l b_l] - sum_i delta_{l,i} [h_{l-1,i}; 1]ᵀ
 
 with h_0 = z, h_l = relu(a_l), a_l = W_l h_{l-1} + b_l, delta_L = c_i and delta_l = g_l * (W_{l+1}ᵀ delta_{l+1}),
-g_l = sigmoid(slope a_l). A bias is the coordinate of a constant 1; without a bias that column is left out.
+g_l = sigmoid(slope a_l). A bias is the coordinate of a constant 1; without a bias that column is omitted.
 As in the papers, ReLU's derivative is the sigmoid wherever it appears.
 """
 
@@ -23,16 +23,16 @@ from engram.models.networks import DenseNetwork
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """One pass up and down the network for candidates [m, r]; lists run over the layers 1..L."""
+    """One forward and backward pass for candidates [m, r]; lists run over the layers 1..L."""
 
     entering: list[Tensor]
-    """What enters layer l: h_{l-1}, with a column of ones where the layer has a bias."""
+    """The input of layer l: h_{l-1}, with a column of ones if the layer has a bias."""
     gates: list[Tensor]
     """g_l of the hidden layers."""
     arriving: list[Tensor]
     """W_{l+1}ᵀ delta_{l+1}: the signal that arrives above the hidden layer l."""
     signals: list[Tensor]
-    """delta_l, the coefficients included."""
+    """delta_l, including the coefficients."""
     outputs: Tensor
     """Phi(x_i), [m, C]."""
 
@@ -42,7 +42,7 @@ def run_pass(
 ) -> Pass:
     """All activations, gates and backpropagated signals for inputs [m, r].
 
-    `coefficients` maps the outputs Phi to c, both [m, C]: which outputs take part may depend on them.
+    `coefficients` maps the outputs Phi to c, both [m, C]: the choice of outputs may depend on them.
     """
     entering, gates = [], []
     hidden = inputs
@@ -58,7 +58,7 @@ def run_pass(
 def send_down(
     network: DenseNetwork, gates: list[Tensor], coefficients: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """What arrives above the hidden layers, and the signals, for coefficients [m, C] at the outputs (`Pass`)."""
+    """`Pass.arriving` and `Pass.signals` for coefficients [m, C] at the outputs."""
     signals = [coefficients]
     arriving: list[Tensor] = []
     for gate, weight in zip(reversed(gates), reversed(network.weights[1:]), strict=True):
@@ -68,12 +68,12 @@ def send_down(
 
 
 def with_constant(hidden: Tensor, bias: Tensor | None) -> Tensor:
-    """[h; 1] where the layer has a bias, else h."""
+    """[h; 1] if the layer has a bias, else h."""
     return hidden if bias is None else torch.cat([hidden, hidden.new_ones(len(hidden), 1)], 1)
 
 
 def first_gates(network: DenseNetwork, inputs: Tensor, slope: float) -> Tensor:
-    """g_1 alone, [m, h]: it needs none of the layers above."""
+    """Only g_1, [m, h], which needs none of the layers above."""
     pre = torch.nn.functional.linear(inputs, network.weights[0], network.biases[0])
     return pre.mul_(slope).sigmoid_()
 
@@ -84,7 +84,7 @@ def explained(done: Pass, layer: int) -> Tensor:
 
 
 def parameters(network: DenseNetwork, layer: int) -> Tensor:
-    """[W_l b_l], or W_l where there is no bias."""
+    """[W_l b_l], or W_l if there is no bias."""
     weight, bias = network.weights[layer], network.biases[layer]
     return weight if bias is None else torch.cat([weight, bias[:, None]], 1)
 
@@ -96,9 +96,9 @@ def pull_back(
     by_residual: Mapping[int, Tensor],
     by_output: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients by inputs [m, r] and coefficients [m, C] of a loss F(R_0, R_1, ...; Phi).
+    """Gradients of a loss F(R_0, R_1, ...; Phi) with respect to inputs [m, r] and coefficients [m, C].
 
-    `by_residual` holds dF/dR_l for the layers that F looks at, `by_output` dF/dPhi [m, C].
+    `by_residual` is dF/dR_l for the layers that F depends on, `by_output` is dF/dPhi [m, C].
     """
     layers = range(len(network.weights))
     # Up: how F depends on the signals delta_1, delta_2, ..., c, and through them on the gates.
@@ -137,11 +137,11 @@ def _added(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 ARRAYS = 12
-"""Values for every neuron and candidate that a pass and its pulling back hold at the same time."""
+"""Values per neuron and candidate that a pass and its `pull_back` need at the same time."""
 
 
 def chunks(count: int, each: int, room: int) -> list[slice]:
-    """0, ..., count - 1 in as few equal chunks as fit into `room` bytes at `each` bytes an item.
+    """0, ..., count - 1 in as few equal chunks as fit into `room` bytes at `each` bytes per item.
 
     >>> chunks(10, 8, 40), chunks(3, 8, 1)
     ([slice(0, 5, None), slice(5, 10, None)], [slice(0, 1, None), slice(1, 2, None), slice(2, 3, None)])
@@ -153,14 +153,14 @@ def chunks(count: int, each: int, room: int) -> list[slice]:
 
 @dataclass(frozen=True, eq=False)
 class Passes:
-    """What all candidates predict for the first layer [h, k], their outputs [m, C], and the way to gradients."""
+    """The first layer predicted by all candidates [h, k], their outputs [m, C], and how to get gradients."""
 
     run: Callable[[slice], Pass]
     parts: Sequence[slice]
     explained: Tensor
     outputs: Tensor
     kept: Pass | None
-    """The pass itself, if one chunk holds everything."""
+    """The pass itself, if there is only one chunk."""
 
     @classmethod
     def over(cls, run: Callable[[slice], Pass], parts: Sequence[slice]) -> Passes:
@@ -168,7 +168,7 @@ class Passes:
         total, outputs = explained(done, 0), [done.outputs]
         kept = done if len(parts) == 1 else None
         for part in parts[1:]:
-            del done  # before the next one is made
+            del done  # free its memory before the next pass
             done = run(part)
             total += explained(done, 0)
             outputs.append(done.outputs)
@@ -177,9 +177,9 @@ class Passes:
     def pull_back(
         self, network: DenseNetwork, slope: float, by_residual: Mapping[int, Tensor], by_output: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Gradients by inputs [m, r] and coefficients [m, C], as `closed_form.pull_back` has them."""
+        """Gradients with respect to inputs [m, r] and coefficients [m, C], as in the function `pull_back`."""
 
-        def pulled(part: slice) -> tuple[Tensor, Tensor]:  # whose pass is gone before the next one is made
+        def pulled(part: slice) -> tuple[Tensor, Tensor]:  # frees its pass before the next one
             done = self.run(part) if self.kept is None else self.kept
             return pull_back(network, done, slope, by_residual, by_output[part])
 

@@ -1,8 +1,8 @@
-"""What independent restarts agree on: a score for every candidate without training data, and merging.
+"""Agreement of independent restarts: a score for every candidate without training data, and merging.
 
-A restart that ends in the same image as the others, from another start, has most likely found something that is in
-the weights; one that ends alone has found a local minimum. Agreement is the mean over the other restarts of the
-best NCC with a candidate of the same label.
+Restarts that reach the same image from different starts have most likely found something that is in the weights;
+an image that only one restart reaches is probably a local minimum. Agreement is the mean over the other restarts
+of the best NCC with a candidate of the same label.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from torch import Tensor
 from engram.attacks.reconstruction import Reconstruction
 
 SAME_IMAGE = 0.95
-"""Candidates of one label with at least this NCC are one image."""
+"""Candidates with the same label and at least this NCC are the same image."""
 
 ARRAYS = 4
-"""Arrays as large as a block of likenesses that are held while one is made."""
+"""Arrays of the size of a block of similarities that are needed to compute one."""
 
 # P(NCC with a training image > 0.8) = sigmoid(INTERCEPT + SLOPE * -log(1 - agreement)), fitted by
-# `python -m benchmarks.confidence` on targets that are used for nothing else.
+# `python -m benchmarks.confidence` on targets used for nothing else.
 INTERCEPT, SLOPE = -4.52, 1.43
 
 
 def consensus(found: Reconstruction, restarts: int, room: int) -> Reconstruction:
-    """Merge what is the same image, score it, and sort by score; candidates come restart after restart.
+    """Merge candidates of the same image, score them, and sort by score; `found` lists one restart after another.
 
-    With a single restart nothing can agree: the scores are NaN, and the order is by dual. The likenesses of all
-    with all are made in blocks of about `room` bytes.
+    With a single restart there is no agreement: the scores are NaN, and the order is by dual. The pairwise
+    similarities are computed in blocks of about `room` bytes.
     """
     likenesses = Likeness.of(found, room)
     if restarts == 1:
@@ -59,13 +59,13 @@ class Likeness:
         return cls(unit, found.labels, max(1, room // (ARRAYS * unit.element_size() * len(unit))))
 
     def blocks(self, order: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The candidates of `order` [m] in turn, some at a time, and their likenesses [size, m]."""
+        """The candidates of `order` [m] in turn, some at a time, and their similarities [size, m]."""
         for rows in torch.split(order, self.size):
             yield rows, self._rows(rows) if self._whole is None else self._whole[rows]
 
     @cached_property
     def _whole(self) -> Tensor | None:
-        """All rows, made once, if they are one block."""
+        """All rows, computed once, if they are one block."""
         return self._rows(torch.arange(len(self.unit))) if self.size >= len(self.unit) else None
 
     def _rows(self, rows: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class Likeness:
 
 
 def agreements(likeness: Tensor, rows: Tensor, restarts: int) -> Tensor:
-    """Mean over the other restarts of the best likeness there; likeness [b, R m] of candidates `rows` -> [b]."""
+    """Mean over the other restarts of the best similarity; `likeness` [b, R m] of candidates `rows` -> [b]."""
     each = likeness.shape[1] // restarts
     best = likeness.view(len(rows), restarts, each).amax(2)  # candidate x restart
     best[torch.arange(len(rows)), rows // each] = 0
@@ -82,7 +82,7 @@ def agreements(likeness: Tensor, rows: Tensor, restarts: int) -> Tensor:
 
 
 def confidence(agreement: Tensor) -> Tensor:
-    """The calibrated chance that a candidate shows a training image, in [0, 1].
+    """The calibrated probability that a candidate shows a training image.
 
     >>> confidence(torch.tensor([0.5, 0.9, 0.99])).round(decimals=2)
     tensor([0.0300, 0.2300, 0.8900])
@@ -91,7 +91,7 @@ def confidence(agreement: Tensor) -> Tensor:
 
 
 def _merged(found: Reconstruction, likenesses: Likeness, order: Tensor, scores: Tensor) -> Reconstruction:
-    """Greedily from the front of `order`: each takes in everything like it that is still free."""
+    """Greedily in `order`: each candidate absorbs every similar one that is still free."""
     free = torch.ones(len(found), dtype=torch.bool)
     images, duals, leaders = [], [], []
     for rows, likeness in likenesses.blocks(order):

@@ -1,19 +1,19 @@
-"""The engine of networks that begin with convolutions: candidates are pixels.
+"""The engine for networks that start with convolutions: candidates are pixels.
 
 A convolution's kernels are small and its gradient is a sum over all patches of all images: C k k directions, all
-of them full, so it has no row space that would hold images. The first fully-connected layer has one, over the
-features h(x) that the convolutions make of an image:
+of them used, so it has no row space that could contain images. The first fully-connected layer has one, over the
+features h(x) that the convolutions compute from an image:
 
     W = sum_i lambda_i y_i delta_i h(x_i)ᵀ
 
 Its rows lie in the span of the training images' features, few directions among very many; hardly anything but a
-training image has its features there. So pixels are the unknowns, their features' coordinates in that row space go
-through the engine's own objective, and what sticks out of it is penalised:
+training image has its features there. So the unknowns are pixels, the coordinates of their features in that row
+space enter the engine's own objective, and what lies outside the row space is penalised:
 
     F = stationarity of the first fully-connected layer + margin + SPAN * share of features outside + prior * TV
 
-The first two are the engine's objective at the features' coordinates in the row space; their gradients by the
-pixels follow by one backward pass through the convolutions. `iteration` has the steps.
+The first two are the engine's objective at the features' coordinates in the row space; their gradients with
+respect to the pixels take one backward pass through the convolutions. `iteration` has the steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engram.attacks.engine.closed_form import parameters
 from engram.attacks.engine.iteration import EngineIteration
 from engram.attacks.engine.metric import Metric
 from engram.attacks.engine.objective import Objective, total_variation
-from engram.attacks.engine.scales import MARGIN_PER_SPREAD, PIXEL_STD, SOFTNESS, Scales, candidates_for
+from engram.attacks.engine.self_tuning import MARGIN_PER_SPREAD, PIXEL_STD, SOFTNESS, Scales, candidates_for
 from engram.attacks.published import smoothed_relu
 from engram.attacks.settings import EngineSettings
 from engram.core.errors import ConfigError
@@ -40,7 +40,7 @@ from engram.models.view import AttackerView
 
 PROBES = 256
 COARSE = 4
-"""Probes are smooth: noise on a grid of this many pixels a side, since photographs hold most of theirs there."""
+"""Probes are smooth, like photographs: noise on a grid of cells with sides of this many pixels."""
 
 LIVE = 0.1
 """Neurons with less than this share of the mean energy are left out."""
@@ -52,7 +52,7 @@ class Problem:
 
     network: ConvNetwork
     scales: Scales
-    """Of the fully-connected layers, as the engine has them: `scales.space` is the row space over features."""
+    """Those of the fully-connected layers: `scales.space` is the row space over features."""
     pixel_std: float
     feature_slope: float
 
@@ -86,7 +86,7 @@ def pose(view: AttackerView[ConvNetwork], settings: EngineSettings) -> Problem:
     pixel_std = PIXEL_STD * (high - low)
     probes = smooth_noise(PROBES, view.input_shape, pixel_std, settings.seed).to(inner)
     features = network.features(probes)
-    # In the row space, at the length of real features: those of noise lie anywhere.
+    # In the row space, with the length of real features: features of noise may lie anywhere.
     generator = torch.Generator().manual_seed(settings.seed)
     inside = torch.randn(PROBES, space.rank, generator=generator, dtype=torch.float64).to(inner)
     inside *= (features.square().sum(1).mean() / space.rank).sqrt()
@@ -106,10 +106,10 @@ def pose(view: AttackerView[ConvNetwork], settings: EngineSettings) -> Problem:
 
 
 def live_neurons(head: DenseNetwork) -> DenseNetwork:
-    """Without the hidden neurons of the first layer that hold less than a share of the mean energy.
+    """Without the hidden neurons of the first layer that have less than a share of the mean energy.
 
-    Weight decay lets neurons die that no sample needs; what is left of them says nothing of the samples, yet each
-    neuron's equation would count as much as any other's.
+    Weight decay lets neurons die that no sample needs; what is left of them says nothing about the samples, but
+    each neuron's equation would count as much as any other's.
 
     >>> head = DenseNetwork((torch.tensor([[2.0], [0.1], [1.0]]), torch.tensor([[3.0, 4.0, 5.0]])), (None, None))
     >>> [weight.tolist() for weight in live_neurons(head).weights]
@@ -125,7 +125,7 @@ def live_neurons(head: DenseNetwork) -> DenseNetwork:
 
 
 def smooth_noise(count: int, shape: tuple[int, ...], std: float, seed: int) -> Tensor:
-    """Random images [count, C, H, W] of that spread, without detail."""
+    """Random images [count, C, H, W] of that spread, without fine detail."""
     channels, height, width = shape
     generator = torch.Generator().manual_seed(seed)
     grid = (count, channels, -(-height // COARSE), -(-width // COARSE))
@@ -135,7 +135,7 @@ def smooth_noise(count: int, shape: tuple[int, ...], std: float, seed: int) -> T
 
 
 def _spread_before_gates(network: ConvNetwork, probes: Tensor) -> float:
-    """The smallest spread of what enters a ReLU below the first fully-connected layer."""
+    """The smallest spread of the inputs of a ReLU below the first fully-connected layer."""
     spreads: list[float] = []
 
     def watch(values: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ def _spread_before_gates(network: ConvNetwork, probes: Tensor) -> float:
 PIXEL_RATE = 0.16
 """Adam's rate as a share of the pixels' spread."""
 SPAN = 5.0
-"""Weight of the features' share outside the row space, against a stationarity that begins at 1."""
+"""Weight of the features' share outside the row space; stationarity starts at 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,13 +161,13 @@ class ConvEngine(EngineIteration[ConvNetwork]):
     def __post_init__(self) -> None:
         if len(self.posed.network.head.weights) < 2:
             raise ConfigError(
-                f"the engine needs a hidden fully-connected layer, which {self.view.network.name} has not; "
+                f"the engine needs a hidden fully-connected layer, which {self.view.network.name} does not have; "
                 "use `engram reconstruct --recipe buzaglo2023`"
             )
 
     @cached_property
     def posed(self) -> AttackerView[ConvNetwork]:
-        """With a dual for each pair of a sample and another class: the whole KKT condition."""
+        """With one dual per pair of a sample and another class: the whole KKT condition."""
         return replace(self.view.narrowed(ConvNetwork), task=self.view.task.with_all_duals())
 
     @cached_property
@@ -194,8 +194,8 @@ class ConvEngine(EngineIteration[ConvNetwork]):
         return smooth_noise(self.scales.candidates, self.shape, self.problem.pixel_std, seed)
 
     def gradients(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Span and prior are weighed by the duals' shares, whose own gradient is left out: no dual should die only
-        because its candidate is not yet in the span."""
+        """Span and prior are weighted by the duals' shares, whose own gradient is omitted: no dual should vanish
+        only because its candidate is not yet in the span."""
         images = state["images"].detach().requires_grad_()
         features = self.problem.features(images)
         coordinates = self.problem.coordinates(features)

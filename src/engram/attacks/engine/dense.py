@@ -1,31 +1,31 @@
-"""The engine of fully-connected networks: candidates are latents in the row space of the first layer.
+"""The engine for fully-connected networks: candidates are latents in the row space of the first layer.
 
     F = sum_k min_s (w_k - s p_k)ᵀ M_k (w_k - s p_k) / sum_k w_kᵀ M_k w_k  +  margin  +  prior
 
 with w_k neuron k's weights, p_k what the candidates predict for them, s near 1 and M_k the neuron's metric;
-`margin` asks every candidate in use to lie within a tolerance of the margin that homogeneity gives, and `prior` is
-total variation. `objective` holds the terms, `iteration` the steps. Two things are done here alone:
+`margin` pulls every candidate in use to within a tolerance of the margin given by homogeneity, and `prior` is
+total variation. `objective` has the terms, `iteration` the steps. Two things are specific to this module:
 
-Between refreshes the layers above the first stand still (`HeldLayers`): a step then costs products with the first
-layer only. With the gates above held, the network is linear in the first layer's output h_1, sample by sample,
+Between refreshes the layers above the first are held (`HeldLayers`): a step then costs only products with the
+first layer. With the gates above held, the network is linear in the first layer's output h_1, sample by sample,
 
     margin_i = b_i · h_1(z_i) + rest_i,    signal arriving at the first layer = lambda_i a_i,
 
-with a_i and b_i the gradients by h_1, at the refresh, of what the dual lambda_i weighs and of the margin: the
-same where a sample has one dual. What this leaves out of the gradient by the latents (the gates above that move,
-and the prior) hardly changes over a few steps; it is taken once and added as a constant: `correction`. At the
-refresh itself the gradient is exact. Where a sample has several duals, how they share its weight stands still
-too, and so does their gradient.
+with a_i and b_i the gradients with respect to h_1, at the refresh, of what the dual lambda_i weights and of the
+margin; they are equal if a sample has one dual. What this omits from the gradient with respect to the latents
+(the moving gates above, and the prior) hardly changes over a few steps; it is computed once and added as a
+constant, `correction`. At the refresh itself the gradient is exact. If a sample has several duals, their
+proportions are held too, and so is their gradient.
 
-Where most of the first layer is the noise of its start, few directions stand above it, and images in their span
-are blurred. But W_1 = W_0 + sum_i delta_i x_iᵀ is linear in the images, and the found candidates tell the
+If most of the first layer is the noise of its initialisation, few directions are above it, and images in their
+span are blurred. But W_1 = W_0 + sum_i delta_i x_iᵀ is linear in the images, and the candidates determine the
 signals delta_i (`read_out`). In an octave of frequencies where images have power p and the candidates leave s²
 of a weight unexplained, the posterior mean of all images X [m, octave] is
 
     (D Dᵀ / s² + 1 / p)⁻¹ D W / s²,    D [m, h] the signals
 
-Signals follow from images, so this is done again. Where the model's misfit outweighs the noise, as from a small
-start, it would do harm: docs/engine-log.md.
+Signals follow from images, so this is repeated. If the model's misfit outweighs the noise, as from a small start,
+it would do harm: docs/engine-log.md.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from engram.attacks.engine.closed_form import Pass, Passes, explained, run_pass,
 from engram.attacks.engine.iteration import EngineIteration
 from engram.attacks.engine.metric import Metric
 from engram.attacks.engine.objective import Objective
-from engram.attacks.engine.scales import PIXEL_STD, Scales, derive_scales
+from engram.attacks.engine.self_tuning import PIXEL_STD, Scales, derive_scales
 from engram.core.errors import ConfigError
 from engram.core.loop import State
 from engram.models.networks import DenseNetwork
@@ -53,7 +53,7 @@ from engram.models.view import AttackerView
 
 @dataclass(frozen=True, eq=False)
 class HeldLayers:
-    """a and b [m, h], rest [m], the correction [m, r], the gradient by the duals and the prior, at the refresh."""
+    """At the refresh: a and b [m, h], rest [m], correction [m, r], the gradient in the duals, and the prior."""
 
     arriving: Tensor
     holding: Tensor
@@ -64,7 +64,7 @@ class HeldLayers:
 
     @classmethod
     def at(cls, objective: Objective, state: State, metric: Metric, prior: float) -> HeldLayers:
-        """Everything that is dear, from the state's latents, duals and labels."""
+        """All the expensive parts, from the state's latents, duals and labels."""
         latents, labels = state["latents"], state["labels"]
         task, network, duals = objective.task, objective.scales.network, state["duals"]
         unit = objective.run(latents, task.unit_duals(duals), labels)
@@ -85,7 +85,7 @@ class HeldLayers:
     def gradients(
         self, objective: Objective, state: State, metric: Metric
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """The terms of F, and its gradients by latents [m, r] and duals."""
+        """The terms of F, and its gradients with respect to latents [m, r] and duals."""
         latents, duals, sizes = state["latents"], state["duals"], objective.task.sample_duals(state["duals"])
         done = self._pass(objective, latents, sizes)
         (entering,), (gates,), (arriving,), signals = done.entering, done.gates, done.arriving, done.signals
@@ -107,18 +107,18 @@ class HeldLayers:
         return losses, by_latents, by_duals
 
     def _pass(self, objective: Objective, latents: Tensor, sizes: Tensor) -> Pass:
-        """The first layer as in `closed_form.run_pass`; the margins, [m, 1], in place of the outputs."""
+        """The first layer as in `closed_form.run_pass`, with the margins [m, 1] instead of the outputs."""
         network = objective.scales.network
         weight, bias = network.weights[0], network.biases[0]
         pre = torch.nn.functional.linear(latents, weight, bias)
         gates = torch.sigmoid(objective.scales.slope * pre)
         arriving = sizes[:, None] * self.arriving
-        weighed = (pre.clamp(min=0) * self.holding).sum(1) + self.rest
-        return Pass([with_constant(latents, bias)], [gates], [arriving], [gates * arriving], weighed[:, None])
+        margins = (pre.clamp(min=0) * self.holding).sum(1) + self.rest
+        return Pass([with_constant(latents, bias)], [gates], [arriving], [gates * arriving], margins[:, None])
 
 
 def _weighted(unit: Pass, sizes: Tensor) -> Pass:
-    """The pass in which sample i counts sizes_i, from that in which each counts 1: signals are linear in them."""
+    """The pass with weights sizes_i, from the pass with all weights 1: signals are linear in them."""
     arriving = [sizes[:, None] * one for one in unit.arriving]
     signals = [sizes[:, None] * one for one in unit.signals]
     return Pass(unit.entering, unit.gates, arriving, signals, unit.outputs)
@@ -126,13 +126,13 @@ def _weighted(unit: Pass, sizes: Tensor) -> Pass:
 
 ROUNDS = 2
 MOSTLY = 0.5
-"""The share of noise in a layer's energy from which on this is done."""
+"""Least share of noise in a layer's energy for `read_out`."""
 IN_USE = 1e-3
-"""Candidates whose signal is weaker than this share of the strongest stay as they are: nothing speaks of them."""
+"""Candidates whose signal is weaker than this share of the strongest stay unchanged: W has no trace of them."""
 
 
 def mostly_noise(weight: Tensor, noise_std: float) -> bool:
-    """Whether noise of this standard deviation is most of the energy of W."""
+    """Whether noise of this standard deviation makes up most of the energy of W."""
     energy = float(weight.double().square().sum())
     return noise_std**2 * weight.numel() > MOSTLY * energy
 
@@ -144,7 +144,7 @@ def read_out(
     frequencies: Frequencies,
     pixel_std: float,
 ) -> Tensor:
-    """Images [m, d] read out of W [h, d] over frequencies; `signals` maps images to theirs [m, h], with duals."""
+    """Images [m, d] read out of W [h, d] over frequencies; `signals` maps images to signals [m, h], with duals."""
     found = frequencies.coefficients(images.double())
     power = expected_power(rows.shape[1], pixel_std).to(rows)
     for _ in range(ROUNDS):
@@ -156,9 +156,9 @@ def read_out(
 
 
 def posterior_mean(rows: Tensor, found: Tensor, sent: Tensor, power: Tensor) -> Tensor:
-    """Images [m, d] over frequencies from W [h, d], by their signals [m, h] and the power expected of them [d].
+    """Images [m, d] over frequencies from W [h, d], their signals [m, h] and their expected power [d].
 
-    What `found`, the images so far, leaves unexplained is the noise of each octave.
+    What `found`, the current images, leaves unexplained is the noise of each octave.
     """
     left = rows - sent.T @ found
     overlaps, projected = sent @ sent.T, sent @ rows
@@ -172,7 +172,7 @@ def posterior_mean(rows: Tensor, found: Tensor, sent: Tensor, power: Tensor) -> 
 
 
 def expected_power(count: int, pixel_std: float) -> Tensor:
-    """Of photographs in the frequencies of `Frequencies`, [count]: in a plane 1 / f² is 1 / place in the order.
+    """The power of photographs in the order of `Frequencies`, [count]: in two dimensions 1 / f² is 1 / rank.
 
     >>> expected_power(3, 1.0).mul(100).round().div(100).tolist()
     [1.64, 0.82, 0.55]
@@ -182,15 +182,15 @@ def expected_power(count: int, pixel_std: float) -> Tensor:
 
 
 LATENT_RATE, BARE_RATE, CLASSES_RATE = 0.15, 0.08, 0.3
-"""Adam's rate as a share of the latents' own spread: with two classes, the same without a prior, and with more
-classes; see docs/engine-log.md."""
+"""Adam's rate as a share of the latents' own spread: for two classes, for two classes without a prior, and for
+more classes; see docs/engine-log.md."""
 REFRESH = 4
-"""Steps between exact gradients; see `frozen`."""
+"""Steps between exact gradients; see `HeldLayers`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Engine(EngineIteration[DenseNetwork]):
-    """Stationarity of the first layer with its bias: the layer that carries the images."""
+    """Stationarity of the first layer, weights and bias: the layer that contains the images."""
 
     moved: ClassVar[str] = "latents"
     _held: dict[int, HeldLayers] = field(default_factory=dict, init=False, repr=False)
@@ -203,15 +203,15 @@ class Engine(EngineIteration[DenseNetwork]):
 
     @cached_property
     def posed(self) -> AttackerView[DenseNetwork]:
-        """With a dual for each pair of a sample and another class, the whole KKT condition: ten classes of 50
-        leave 0.56 of the first layer's energy unexplained with the runner-up alone, 0.20 with all pairs.
+        """With one dual per pair of a sample and another class, the whole KKT condition: ten classes of 50 leave
+        0.56 of the first layer's energy unexplained with the runner-up alone, 0.20 with all pairs.
 
-        Kernels as large as the image are rows of a fully-connected layer, which this engine reads better:
+        Kernels as large as the image are rows of a fully-connected layer, which this engine handles better:
         conv(32, 32)-300-1 on 50 images of CIFAR-10 gave 13 good ones in 25 s, and none as a convolution.
         """
         dense = self.view.dense
         if dense is None:
-            raise ConfigError(f"{self.view.network.name} has convolutions; make its attack with `make_attack`")
+            raise ConfigError(f"{self.view.network.name} has convolutions; create the attack with `make_attack`")
         return replace(dense, task=dense.task.with_all_duals())
 
     @cached_property
@@ -239,13 +239,13 @@ class Engine(EngineIteration[DenseNetwork]):
         return self.scales.latent_std * self.scales.space.contrast
 
     def draw(self, seed: int) -> Tensor:
-        """Images of natural contrast, in any direction of the row space."""
+        """Images of natural contrast, in random directions of the row space."""
         generator = torch.Generator().manual_seed(seed)
         shape = (self.scales.candidates, *self.shape)
         return self.spread.cpu() * torch.randn(shape, generator=generator, dtype=torch.float64)
 
     def gradients(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Exact every `REFRESH` steps and whenever the metric is new; in between the upper layers stand still."""
+        """Exact every `REFRESH` steps and whenever the metric is new; in between, the upper layers are held."""
         if not self._can_hold:
             return self.objective(state, metric, prior)
         since_metric = self.schedule.phase(int(state["step"])).step % self.settings.metric_every
@@ -253,14 +253,14 @@ class Engine(EngineIteration[DenseNetwork]):
             state.update({f"held_{name}": state[name].clone() for name in ("latents", "duals")})
             state["held_prior"] = torch.tensor(prior, dtype=torch.float64)
             self._held.clear()
-        if 0 not in self._held:  # from stored copies, so that a resumed run has the same
+        if 0 not in self._held:  # from stored copies, so that a resumed run computes the same
             stored = {name: state[f"held_{name}"] for name in ("latents", "duals")}
             self._held[0] = HeldLayers.at(self.objective, {**state, **stored}, metric, float(state["held_prior"]))
         return self._held[0].gradients(self.objective, state, metric)
 
     @property
     def _can_hold(self) -> bool:
-        """Layers above the first that are worth it, and room for all candidates at once."""
+        """Whether enough layers are above the first to pay off, and all candidates fit in memory at once."""
         deep = len(self.posed.network.weights) > 2
         return deep and len(self.objective.chunks(self.scales.candidates)) == 1
 
@@ -268,7 +268,7 @@ class Engine(EngineIteration[DenseNetwork]):
         return moved
 
     def shown(self, moved: Tensor, duals: Tensor, labels: Tensor) -> Tensor:
-        """In the row space; where noise left it few directions, read out over all frequencies."""
+        """In the row space; if noise leaves it few directions, read out over all frequencies."""
         images = self.images(moved)
         if self._noisy_rows is None:
             return images
@@ -279,7 +279,7 @@ class Engine(EngineIteration[DenseNetwork]):
 
     @cached_property
     def _noisy_rows(self) -> tuple[Frequencies, Tensor] | None:
-        """The first layer over frequencies, once for all starts, where most of it is noise; else None."""
+        """The first layer over frequencies, computed once for all starts, if most of it is noise; else None."""
         weight, shape = self.posed.network.weights[0], self.posed.input_shape
         if len(shape) != 3 or not mostly_noise(weight, self.scales.space.noise_std):
             return None

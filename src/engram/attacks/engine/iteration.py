@@ -1,8 +1,7 @@
-"""What every engine does alike: Adam on candidates and their duals, start after start, trials first.
+"""What all engines share: Adam on candidates and their duals, start after start, trials first.
 
-An engine names what it moves (`moved`: latents or images) and says how it is drawn, what its gradients are,
-where in the row space it lies and how it looks as images; steps, metric, pool, scoring and plans by time are
-written here."""
+An engine names what it moves (`moved`: latents or images) and defines how to draw it, its gradients, its
+coordinates in the row space and its images. Steps, metric, pool, scoring and time budgets are implemented here."""
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ from torch import Tensor
 from engram.attacks.engine.consensus import consensus
 from engram.attacks.engine.metric import Metric
 from engram.attacks.engine.objective import Objective
-from engram.attacks.engine.scales import Scales
-from engram.attacks.engine.schedule import (
+from engram.attacks.engine.self_tuning import (
     CLASSES_PRIOR,
     LEFT_OUT,
     PRIOR_GRID,
     Phase,
+    Scales,
     Schedule,
     choose_prior,
     longest_start,
@@ -39,7 +38,7 @@ from engram.models.networks import N, Network
 from engram.models.view import AttackerView
 
 BETAS = (0.9, 0.98)
-"""The usual 0.999 remembers the first steps, whose gradients are ten times larger, for a whole start."""
+"""The usual 0.999 would remember the first steps, whose gradients are ten times larger, for a whole start."""
 
 
 def moments(name: str, value: Tensor) -> State:
@@ -48,7 +47,7 @@ def moments(name: str, value: Tensor) -> State:
 
 
 def adam(state: State, name: str, gradient: Tensor, rate: float | Tensor, step: int) -> None:
-    """Step 1, 2, ... of `state[name]`: the first one has length `rate` wherever the gradient is not zero.
+    """Step 1, 2, ... of `state[name]`; the first one has length `rate` wherever the gradient is not zero.
 
     >>> state = {"x": torch.zeros(2), **moments("x", torch.zeros(2))}
     >>> adam(state, "x", torch.tensor([3.0, -0.5]), 0.1, step=1)
@@ -65,18 +64,18 @@ def adam(state: State, name: str, gradient: Tensor, rate: float | Tensor, step: 
 DUAL_RATE = 0.05
 """Adam's rate as a share of the mean dual."""
 HELD_DUALS = 0.2
-"""Share of a start in which the duals of several classes stay as they are."""
+"""With several classes, the share of a start during which the duals are held constant."""
 FIRST_PRIOR = 4.0
-"""With several classes the prior falls over a start from so many times its strength: smooth images first."""
+"""With several classes the prior starts at this many times its strength and falls: smooth images first."""
 NEARLY_DONE = 0.7
-"""A start that has so much of its steps behind it moves little any more: time that runs out does not lose it."""
+"""A start that has done this share of its steps hardly moves any more: it is kept when time runs out."""
 UNJUDGED = torch.finfo(torch.float64).max
-"""Stands for the residual of a trial that has not ended."""
+"""Placeholder for the residual of a trial that has not ended."""
 
 
 @dataclass(frozen=True, eq=False)
 class EngineIteration(Attack, Generic[N]):
-    """The iteration; m candidates, each of the shape that `shape` says."""
+    """The iteration, on m candidates of the shape `shape`."""
 
     moved: ClassVar[str]
 
@@ -87,7 +86,7 @@ class EngineIteration(Attack, Generic[N]):
     @property
     @abstractmethod
     def posed(self) -> AttackerView[N]:
-        """The view as it is solved; `view` stays what the caller gave, and is what records and snapshots know."""
+        """The view to solve; `view` is the one that the caller gave, used in records and snapshots."""
 
     @property
     @abstractmethod
@@ -100,12 +99,12 @@ class EngineIteration(Attack, Generic[N]):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Of one candidate as it is moved."""
+        """Shape of one candidate as it is moved."""
 
     @property
     @abstractmethod
     def rate(self) -> float | Tensor:
-        """Adam's rate for what is moved, at the beginning of a start; one for all, or for each entry of a row."""
+        """Adam's rate for what is moved, at the beginning of a start: one rate, or one per entry of a row."""
 
     @abstractmethod
     def draw(self, seed: int) -> Tensor:
@@ -113,7 +112,7 @@ class EngineIteration(Attack, Generic[N]):
 
     @abstractmethod
     def gradients(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """The terms of F, and its gradients by what is moved [m, *shape] and by the duals."""
+        """The terms of F, and its gradients with respect to what is moved [m, *shape] and the duals."""
 
     @abstractmethod
     def latents(self, moved: Tensor) -> Tensor:
@@ -124,23 +123,23 @@ class EngineIteration(Attack, Generic[N]):
         """[m, *input_shape]."""
 
     def shown(self, moved: Tensor, duals: Tensor, labels: Tensor) -> Tensor:
-        """The images of one start [m, *input_shape] at its end."""
+        """The images [m, *input_shape] at the end of a start."""
         return self.images(moved)
 
     @cached_property
     def schedule(self) -> Schedule:
-        """Trials only where there is a prior to choose: images, two classes, no strength given."""
+        """Trials only if there is a prior to choose: images, two classes, no strength given."""
         given = self.settings.prior is not None
         return make_schedule(self.settings, tries=self.uses_prior and not given and not self.several_classes)
 
     @property
     def several_classes(self) -> bool:
-        """More than two, so that a sample has several constraints."""
+        """More than two classes, so that a sample has several constraints."""
         return self.posed.task.label_count > 2
 
     @property
     def uses_prior(self) -> bool:
-        """Images, and not asked to do without."""
+        """Whether the inputs are images and the prior is not switched off."""
         return len(self.view.input_shape) == 3 and self.settings.prior != 0
 
     @property
@@ -156,7 +155,7 @@ class EngineIteration(Attack, Generic[N]):
             "pool_duals": like.new_zeros(restarts, *duals.shape),
             "labels": labels.to(like.device),
             "step": torch.tensor(0),
-            # Not yet judged; finite, since a state with infinities counts as diverged.
+            # No result yet; finite, since a state with infinities counts as diverged.
             "left_unexplained": torch.full((len(PRIOR_GRID),), UNJUDGED, dtype=torch.float64),
         }
 
@@ -187,7 +186,7 @@ class EngineIteration(Attack, Generic[N]):
     def reconstruction(self, state: State) -> Reconstruction:
         """The candidates of all finished restarts, merged, scored and sorted.
 
-        The running one counts if it is nearly done, or if there is no other.
+        The current one counts if it is nearly done, or if there is no other.
         """
         steps = int(state["step"])
         done = self.schedule.finished_restarts(steps)
@@ -205,7 +204,7 @@ class EngineIteration(Attack, Generic[N]):
         return torch.arange(self.scales.candidates) % self.posed.task.label_count
 
     def _fresh_start(self, phase: Phase) -> State:
-        """Random candidates; all trials begin alike, so that only the prior differs."""
+        """Random candidates; all trials start from the same ones, so that only the prior differs."""
         drawn = self.settings.restarts if phase.is_trial else phase.index
         moved = self.draw(self.settings.seed * 1_000_003 + drawn).to(self.scales.network.weights[0])
         duals = self.posed.task.equal_duals(self._labels(), self.scales.dual).to(moved)
@@ -224,11 +223,11 @@ class EngineIteration(Attack, Generic[N]):
         )
 
     def _duals_move(self, phase: Phase) -> bool:
-        """With several classes duals wait: while most margins are negative they would all fall to zero."""
+        """With several classes the duals wait: while most margins are negative, they would all fall to zero."""
         return not self.several_classes or phase.step >= HELD_DUALS * phase.length
 
     def _keep(self, state: State, phase: Phase) -> None:
-        """The end of a start: a trial is judged by the neurons that were left out, a restart goes to the pool."""
+        """At the end of a start, score a trial on the left-out neurons, or add a restart to the pool."""
         if phase.is_trial:
             left = self.objective.unexplained({**state, "latents": self.latents(state[self.moved])})
             state["left_unexplained"][phase.index] = left[::LEFT_OUT].mean()
@@ -237,7 +236,7 @@ class EngineIteration(Attack, Generic[N]):
             state[f"pool_{name}"][phase.index] = state[name]
 
     def _current_metric(self, state: State, phase: Phase) -> Metric:
-        """From stored copies, so that a resumed run has the same one; zero where a trial leaves neurons out."""
+        """From stored copies, so that a resumed run has the same metric; zero for neurons left out of a trial."""
         if 0 not in self._metric:
             latents = self.latents(state[f"metric_{self.moved}"])
             metric = self.objective.metric(latents, state["metric_duals"])
@@ -248,29 +247,29 @@ class EngineIteration(Attack, Generic[N]):
 E = TypeVar("E", bound=EngineIteration[Any])
 
 USED = 0.8
-"""Share of a budget that is planned at least; the rest is for scoring, files and a machine that others use too."""
+"""Share of a budget that is planned, at least; the rest is for scoring, files and other load."""
 LARGE_USED, KEPT_BACK = 0.95, 12.0
-"""Of a large one so much but for some seconds, since what the rest is for hardly grows with it."""
+"""For a large budget, this share minus some seconds, since the rest hardly grows with the budget."""
 FEWEST_STEPS, MOST_STEPS = 40, 500
-"""Of a start; in longer ones candidates explain what training left beside its images (docs/engine-log.md)."""
+"""Steps of a start; in longer ones candidates fit residue of training, not images (docs/engine-log.md)."""
 MOST_RESTARTS = 24
 """A longer budget ends early; on CIFAR-10, n=100, ten starts found no more than four (docs/engine-log.md)."""
 WARM_UP, FEWEST_MEASURED, MOST_MEASURED = 4, 4, 40
 MEASURING = 0.5
-"""Seconds to measure steps for, within those numbers of them."""
+"""Seconds to measure steps for, within those limits on their number."""
 
 
 def fit_to_budget(engine: E, seconds: float) -> E:
-    """The engine whose whole schedule takes about `seconds`: longer starts first, then more of them.
+    """The engine with a schedule of about `seconds`: longer starts first, then more of them.
 
-    Two short starts beat a long one, since only their agreement tells what is real.
+    Two short starts beat one long start, since only their agreement shows what is real.
     """
     affordable = int(planned_seconds(seconds) / seconds_per_step(engine))
     return replace(engine, settings=plan(engine.settings, engine.schedule.trials, affordable))
 
 
 def planned_seconds(budget: float) -> float:
-    """What is planned of a budget in seconds.
+    """How much of a budget to plan, in seconds.
 
     >>> planned_seconds(60), planned_seconds(240)
     (48.0, 216.0)
@@ -279,7 +278,7 @@ def planned_seconds(budget: float) -> float:
 
 
 def seconds_per_step(engine: EngineIteration[Any]) -> float:
-    """Measured on a few steps; the metric is recomputed every so many, and the first step shows what it costs."""
+    """Measured on a few steps; the first step of a start shows the cost of the metric."""
     state = engine.init()
     for _ in range(WARM_UP):
         engine.step(state)
@@ -300,7 +299,7 @@ def _mean_seconds(step: Callable[[], object]) -> float:
 def plan(settings: EngineSettings, trials: int, affordable: int) -> EngineSettings:
     """Split `affordable` steps over the trials and two or more restarts, as few as `MOST_STEPS` allows.
 
-    What is more than `MOST_RESTARTS` take is left over.
+    Steps beyond `MOST_RESTARTS` restarts are left unused.
 
     >>> short = plan(EngineSettings(), 5, 650)
     >>> short.steps, short.restarts
@@ -309,7 +308,7 @@ def plan(settings: EngineSettings, trials: int, affordable: int) -> EngineSettin
     >>> long.steps, long.restarts
     (400, 4)
     """
-    beside_trials = affordable - trials * trial_length(MOST_STEPS)
-    restarts = min(max(2, math.ceil(beside_trials / MOST_STEPS)), MOST_RESTARTS)
+    after_trials = affordable - trials * trial_length(MOST_STEPS)
+    restarts = min(max(2, math.ceil(after_trials / MOST_STEPS)), MOST_RESTARTS)
     steps = longest_start(affordable, trials=trials, restarts=restarts)
     return replace(settings, steps=min(max(FEWEST_STEPS, steps), MOST_STEPS), restarts=restarts)

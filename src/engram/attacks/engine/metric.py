@@ -1,14 +1,14 @@
-"""How far each neuron's equation can be trusted, direction by direction.
+"""How far each neuron's equation can be trusted in each direction.
 
-A training sample leaves lambda_i delta_{k,i} x_i in neuron k only up to some 30 % (gates and signals moved while
-it was learnt), so neuron k's residual has covariance proportional to
+A training sample leaves lambda_i delta_{k,i} x_i in neuron k only to within about 30 % (gates and signals changed
+while it was learnt), so neuron k's residual has covariance proportional to
 
     C_k = sum_{i active on k} lambda_i² [x_i; 1][x_i; 1]ᵀ
 
-and its squared residual is weighed with (C_k / largest eigenvalue + ridge)⁻¹ / ||row_k||². A matrix a neuron is
-[h, k, k]; where that is too much, neurons that are active on the same candidates share theirs (`Groups`): two
-neurons have the same covariance when they weigh the candidates alike, so the neurons are cut in two along the
-principal axis of their weights on the candidates, then each half again, until there are enough parts."""
+and its squared residual is weighted by (C_k / largest eigenvalue + ridge)⁻¹ / ||row_k||². One matrix per neuron is
+[h, k, k]; if that is too much, neurons that are active on the same candidates share theirs (`Groups`). Two neurons
+have the same covariance if they weight the candidates alike, so the neurons are split in two along the principal
+axis of their weights on the candidates, then each half again, until there are enough groups."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ AXIS_STEPS = 10
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """G groups of h neurons: `members` [G, s], shorter groups filled up with their last neuron, and `places` [h],
-    where each neuron stands in members.flatten()."""
+    """G groups of h neurons: `members` [G, s], shorter groups padded with their last neuron, and `places` [h], the
+    index of each neuron in members.flatten()."""
 
     members: Tensor
     places: Tensor
 
     @classmethod
     def along(cls, order: Tensor, count: int) -> Groups:
-        """`order` [h] cut into that many runs of equal length, up to one.
+        """`order` [h] split into `count` runs whose lengths differ by at most one.
 
         >>> Groups.along(torch.tensor([4, 0, 3, 1, 2]), 2).members
         tensor([[4, 0, 0],
@@ -50,7 +50,7 @@ class Groups:
 
     @classmethod
     def alike(cls, weights: Tensor, count: int) -> Groups:
-        """Of neurons whose weights on the candidates, columns of [m, h], are alike; each alone if count is h."""
+        """Neurons with similar weights on the candidates, columns of [m, h]; one per group if count is h."""
         if count >= weights.shape[1]:
             return cls.along(torch.arange(weights.shape[1], device=weights.device), weights.shape[1])
         return cls.along(bisected(_sketch(weights), count), count)
@@ -69,7 +69,7 @@ class Groups:
 
 
 def bisected(points: Tensor, count: int) -> Tensor:
-    """An order of points [h, f] in which each of `count` equal runs holds points near each other.
+    """An order of points [h, f] in which each of `count` equal runs contains points close to each other.
 
     >>> bisected(torch.tensor([[5.0], [-1.0], [6.0], [0.0]]), 2).tolist() in ([1, 3, 0, 2], [0, 2, 1, 3])
     True
@@ -89,7 +89,7 @@ def bisected(points: Tensor, count: int) -> Tensor:
 
 
 def _along_principal_axis(points: Tensor) -> Tensor:
-    """Coordinates on the direction of the largest spread, by power iteration; [h, f] -> [h]."""
+    """Coordinates along the direction of largest spread, by power iteration; [h, f] -> [h]."""
     centred = points - points.mean(0)
     coordinates = centred[:, centred.square().sum(0).argmax()]
     for _ in range(AXIS_STEPS):
@@ -99,7 +99,7 @@ def _along_principal_axis(points: Tensor) -> Tensor:
 
 
 def _sketch(weights: Tensor) -> Tensor:
-    """Random projections of the columns of [m, h], which keep their distances well enough, [h, SKETCH]."""
+    """Random projections of the columns of [m, h], which preserve distances well enough, [h, SKETCH]."""
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(len(weights), SKETCH, generator=generator, dtype=torch.float64)
     return weights.T @ directions.to(weights)
@@ -116,8 +116,8 @@ MOST_AT_ONCE = 250
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """M_k = scale_k A_g for the neurons k of group g: A [G, k, k], scale [h]; and what it makes of the weights
-    themselves, M w [h, k] and wᵀ M w [h]."""
+    """M_k = scale_k A_g for the neurons k of group g: A [G, k, k], scale [h]; and its products with the weights,
+    M w [h, k] and wᵀ M w [h]."""
 
     matrices: Tensor
     groups: Groups
@@ -127,7 +127,7 @@ class Metric:
 
     @classmethod
     def of(cls, matrices: Tensor, groups: Groups, scale: Tensor, weights: Tensor) -> Metric:
-        """Scaled so that the weights [h, k] have energy 1 in all."""
+        """Scaled so that the weights [h, k] have a total energy of 1."""
         pulled = scale[:, None] * groups.apply(matrices, weights)
         energies = (pulled * weights).sum(1)
         total = energies.sum()
@@ -138,7 +138,7 @@ class Metric:
         return self.scale[:, None] * self.groups.apply(self.matrices, rows)
 
     def without(self, every: int) -> Metric:
-        """Every so-manieth neuron left out of the fit."""
+        """The metric with every `every`-th neuron left out of the fit."""
         scale, pulled, energies = self.scale.clone(), self.pulled.clone(), self.energies.clone()
         for values in (scale, pulled, energies):
             values[::every] = 0
@@ -148,7 +148,7 @@ class Metric:
 def inverse_covariances(entering: Tensor, weights: Tensor, ridge: float, *, room: int) -> Tensor:
     """(C_g / largest eigenvalue + ridge)⁻¹ [G, k, k], C_g = sum_i weights_ig x_i x_iᵀ, for entering [m, k].
 
-    Beside the result about `room` bytes are used. Positive definite, hence Cholesky: batched LU fails inside some
+    Besides the result, about `room` bytes are used. Positive definite, hence Cholesky: batched LU fails in some
     BLAS libraries at this size.
     """
     count, k = weights.shape[1], entering.shape[1]

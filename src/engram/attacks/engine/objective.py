@@ -19,17 +19,17 @@ from engram.attacks.engine.closed_form import (
     with_constant,
 )
 from engram.attacks.engine.metric import Groups, Metric, inverse_covariances
-from engram.attacks.engine.scales import Scales
+from engram.attacks.engine.self_tuning import Scales
 from engram.attacks.settings import EngineSettings
 from engram.core.loop import State
 from engram.models.tasks import Task
 
 SMOOTHING = 0.01
-"""Pixel differences below this count quadratically: a hundredth of the pixel range."""
+"""Pixel differences below this are penalised quadratically: a hundredth of the pixel range."""
 
 
 def total_variation(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of sqrt(difference² + eps²) over neighbouring pixels, a mean over pixels, and its gradient.
+    """Sum of sqrt(difference² + eps²) over neighbouring pixels, divided by the pixels, and its gradient.
 
     images [m, C, H, W] -> values [m], gradients [m, C, H, W].
 
@@ -55,20 +55,20 @@ def total_variation(images: Tensor) -> tuple[Tensor, Tensor]:
 GAIN_RIDGE = 0.3
 """How strongly a neuron's gain is held at 1."""
 FAINT = 0.1
-"""Neurons with less than this share of the median energy count as if they had it."""
+"""Neurons with less than this share of the median energy are treated as if they had this share."""
 
 PRIOR_BYTES = 10_000_000
-"""Images and their differences at once: 2,000 candidates take 0.10 s so and 0.18 s in one piece, which no cache
-holds and the allocator fetches anew each time."""
+"""Memory for images and their differences: 2,000 candidates take 0.10 s in such chunks but 0.18 s in one piece,
+which fits in no cache and is allocated again each time."""
 
 METRIC_BYTES = 150_000_000
-"""A step reads the whole metric, and making it takes time too; beyond this, like neurons share theirs. Up to rank
-190 that is one for each of 1,000 neurons."""
+"""A step reads the whole metric, and computing it takes time too; beyond this, similar neurons share theirs. Up to
+rank 190 there is one for each of 1,000 neurons."""
 
 
 def row_energies(weights: Tensor) -> Tensor:
-    """||w_k||² [h], but no less than a share of the median: neurons that never learnt have nothing to say, and
-    dividing by their norm would let them speak loudest.
+    """||w_k||² [h], but at least a share of the median: neurons that never learnt carry no information, and
+    dividing by their norm would give them the most weight.
 
     >>> row_energies(torch.tensor([[1.0], [2.0], [0.0]]))
     tensor([1.0000, 4.0000, 0.1000])
@@ -80,8 +80,8 @@ def row_energies(weights: Tensor) -> Tensor:
 def gains(overlap: Tensor, predicted: Tensor, energies: Tensor) -> Tensor:
     """s_k that minimises (w - s p)ᵀ M (w - s p) + GAIN_RIDGE (s - 1)² wᵀ M w, from wᵀMp, pᵀMp and wᵀMw [h].
 
-    A neuron's outgoing signal moved while the samples were learnt; what all of them have in common is one factor
-    a neuron.
+    A neuron's outgoing signal changed while the samples were learnt; what all samples have in common is one factor
+    per neuron.
 
     >>> gains(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 1.0, 4.0]), torch.ones(3))
     tensor([1.0000, 1.0000, 0.5349])
@@ -92,7 +92,7 @@ def gains(overlap: Tensor, predicted: Tensor, energies: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """Values and gradients for latents [m, r], labels [m] and duals as the task has them."""
+    """Values and gradients for latents [m, r], labels [m] and duals in the task's form."""
 
     scales: Scales
     settings: EngineSettings
@@ -100,7 +100,7 @@ class Objective:
     input_shape: tuple[int, ...]
 
     def __call__(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """The terms of F, and its gradients by latents [m, r] and duals."""
+        """The terms of F, and its gradients with respect to latents [m, r] and duals."""
         return self.from_passes(
             state, self.passes(state["latents"], state["duals"], state["labels"]), metric, prior
         )
@@ -108,7 +108,7 @@ class Objective:
     def from_passes(
         self, state: State, passes: Passes, metric: Metric, prior: float
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """The same from passes that were made with the state's latents, duals and labels."""
+        """The same, from passes of the state's latents, duals and labels."""
         latents, duals, labels = state["latents"], state["duals"], state["labels"]
         stationarity, by_residual = self.stationarity(passes.explained, metric)
         sides = self.task.sides(labels, duals, passes.outputs)
@@ -124,7 +124,7 @@ class Objective:
         return losses, by_latents, self.by_duals(duals, labels, passes.outputs, by_coefficients)
 
     def passes(self, latents: Tensor, duals: Tensor, labels: Tensor) -> Passes:
-        """All candidates, in chunks that there is room for."""
+        """All candidates, in chunks that fit in memory."""
 
         def run(part: slice) -> Pass:
             return self.run(latents[part], duals[part], labels[part])
@@ -132,7 +132,7 @@ class Objective:
         return Passes.over(run, self.chunks(len(latents)))
 
     def chunks(self, candidates: int) -> list[slice]:
-        """So many candidates in chunks whose passes there is room for."""
+        """Chunks of the candidates whose passes fit in memory."""
         each = self.settings.torch_dtype.itemsize * ARRAYS * sum(self.scales.network.sizes)
         return chunks(candidates, each, self.settings.room)
 
@@ -141,7 +141,7 @@ class Objective:
         return run_pass(self.scales.network, latents, weigh, self.scales.slope)
 
     def by_duals(self, duals: Tensor, labels: Tensor, outputs: Tensor, by_coefficients: Tensor) -> Tensor:
-        """Through the coefficients, which are linear in the duals; the task knows how."""
+        """The gradient with respect to the duals, through the task's coefficients, which are linear in them."""
         with torch.enable_grad():
             leaf = duals.detach().requires_grad_()
             coefficients = self.task.output_weights(labels, leaf, outputs)
@@ -149,7 +149,7 @@ class Objective:
         return gradient
 
     def shares(self, duals: Tensor) -> Tensor:
-        """How much each candidate counts among all, [m]; they add up to 1."""
+        """The share of each candidate in the duals, [m]; the shares add up to 1."""
         sizes = self.task.sample_duals(duals).abs()
         return sizes / self.total(sizes)
 
@@ -157,9 +157,9 @@ class Objective:
         return sizes.sum().clamp(min=1e-12 * self.scales.dual)
 
     def stationarity(self, predicted: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
-        """sum_k min_s of the residual of neuron k (`gains`), and its gradient by the residual w - p, p [h, k].
+        """sum_k min_s of the residual of neuron k (`gains`), and its gradient in the residual w - p, p [h, k].
 
-        At its minimum in s the value depends on p through the residual alone: dF/dp = -2 s M (w - s p).
+        At its minimum in s the value depends on p only through the residual: dF/dp = -2 s M (w - s p).
         """
         pulled = metric(predicted)
         weights = parameters(self.scales.network, 0)
@@ -190,9 +190,9 @@ class Objective:
         return Metric.of(matrices, groups, 1 / row_energies(weights), weights)
 
     def margin(self, margins: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
-        """Squared distance of margin / gamma from [1 - tolerance, 1 + tolerance], duals as weights.
+        """Squared distance of margin / gamma from [1 - tolerance, 1 + tolerance], weighted by the duals.
 
-        gamma = ||[W_1 b_1]||² / sum lambda, as the first layer is homogeneous. Value, and gradient by margins [m].
+        gamma = ||[W_1 b_1]||² / sum lambda, as the first layer is homogeneous. Value, and gradient in margins [m].
         """
         sizes = self.task.sample_duals(duals).abs()
         gamma = parameters(self.scales.network, 0).square().sum() / self.total(sizes)
@@ -202,7 +202,7 @@ class Objective:
         return (share * outside.square()).sum(), 2 * share * outside / gamma
 
     def variation(self, latents: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
-        """Total variation of the images, duals as weights, and its gradient by the latents [m, r]."""
+        """Total variation of the images, weighted by the duals, and its gradient in the latents [m, r]."""
         basis = self.scales.space.basis.to(latents.dtype)
         values, gradients = [], []
         each = ARRAYS * basis.shape[1] * latents.element_size()

@@ -1,1 +1,1 @@
-"""Opening models: one file a format, one door (`door.open_view`). Nothing in a file is ever executed."""
+"""Opening models: one module per format, one entry point (`door.open_view`). Nothing in a file is executed."""

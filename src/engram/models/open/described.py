@@ -1,7 +1,7 @@
 """Named tensors and a description of the layers -> `ConvNetwork`, or one error that lists every mismatch.
 
-Order and shapes decide: each layer takes the first tensor of exactly its weight's shape that is still free. A bias
-belongs to the weight whose name it shares up to the last word; with other names, to the weight before it.
+Order and shapes decide: each layer takes the first unused tensor of exactly its weight's shape. A bias
+belongs to the weight whose name it shares up to the last word; if there is none, to the weight before it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SUPPORTED = (
 def described_network(
     state: Mapping[str, Tensor], architecture: Architecture, *, ordered: bool = True
 ) -> ConvNetwork:
-    """The network of `architecture` with the parameters in `state`; `ordered` if the order of its keys counts.
+    """The network of `architecture` with the parameters in `state`; `ordered` if the order of its keys matters.
 
     >>> net = Architecture.parse("conv2x1 relu flatten 1", (1, 2, 2))
     >>> state = {"a.weight": torch.ones(1, 1, 2, 2), "a.bias": torch.zeros(1), "z.weight": torch.ones(1, 1)}
@@ -37,7 +37,7 @@ def described_network(
     state = {name: value.detach() for name, value in state.items() if not is_counter(value)}
     if len(state) > MAX_TENSORS:
         raise UnsupportedModelError(
-            [f"it holds {len(state):,} tensors, more than {MAX_TENSORS}"], supported=SUPPORTED
+            [f"it contains {len(state):,} tensors, more than {MAX_TENSORS}"], supported=SUPPORTED
         )
     names = list(state) if ordered else sorted(state, key=_natural)
     weights, problems = _weights({name: state[name] for name in names}, architecture.weight_shapes)
@@ -62,7 +62,7 @@ def _weights(state: Mapping[str, Tensor], shapes: Sequence[Shape]) -> tuple[list
         taken.append(name)
         free.pop(name or "", None)
     problems = [
-        f"layer {index} of the description has weights {list(shape)}, and no tensor is left of that shape"
+        f"layer {index} of the description has weights {list(shape)}, but no tensor of that shape is left"
         for index, (name, shape) in enumerate(zip(taken, shapes, strict=True))
         if name is None
     ]
@@ -89,12 +89,13 @@ def _biases(
         if layer is None or owner is None or biases[layer] is not None:
             strays.append(f"{name} {list(value.shape)}")
         elif len(value) != len(state[owner]):
-            misfits.append(f"{name} {list(value.shape)} is no bias of {owner} {list(state[owner].shape)}")
+            misfits.append(f"{name} {list(value.shape)} is not a bias of {owner} {list(state[owner].shape)}")
         else:
             biases[layer] = name
     if strays:
         misfits.append(
-            f"vectors that are no layer's bias (normalisation, say, which must be folded): {listed(strays)}"
+            "vectors that are not the bias of any layer (fold normalisation into its neighbours): "
+            + listed(strays)
         )
     return biases, misfits
 

@@ -1,7 +1,7 @@
-"""The one door to models: any model, in any form, becomes an attacker's view.
+"""The entry point for models: any model, in any form, becomes an attacker's view.
 
-Commands, sweeps, papers, benchmarks and Python all come through `open_view`. Of a directory of `engram train` it
-reads the weights, the shape of the inputs, the task and the layers; what else its card holds is the owner's.
+Commands, sweeps, papers, benchmarks and Python all use `open_view`. From a directory of `engram train` it reads
+the weights, the shape of the inputs, the task and the layers; the rest of the card is the owner's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engram.models.view import AttackerView
 
 Model = nn.Module | Network | Mapping[str, Tensor] | Path | str
 MODEL_FILE, CARD_FILE = "model.safetensors", "card.json"
-"""What a directory of `engram train` holds."""
+"""The files in a directory of `engram train`."""
 
 
 def open_view(
@@ -38,8 +38,8 @@ def open_view(
     """What an attacker sees of a model.
 
     model        a module, a state_dict, a network, or the path of a file or of a directory of `engram train`
-    input_shape  of one input, (3, 32, 32) or "3x32x32"; a directory and a .pt2 file know theirs
-    task         what the outputs mean, by name; else the card says, else one output is binary, several are classes
+    input_shape  of one input, (3, 32, 32) or "3x32x32"; directories and .pt2 files specify their own
+    task         what the outputs mean, by name; default: the card's, else binary for one output, else classes
     arch         the layers of a file with convolutions, e.g. "conv3x32 relu flatten 1000 relu 1"
     """
     shape = None
@@ -51,7 +51,7 @@ def open_view(
     if not found:
         inputs = network.sizes[0]
         raise ConfigError(
-            f"{model_name(model)} does not say what shape its inputs have; give it, e.g. --input-shape 3x32x32 "
+            f"{model_name(model)} does not specify the shape of its inputs; give it, e.g. --input-shape 3x32x32 "
             f"(in Python input_shape=(3, 32, 32)). The first layer takes {inputs:,} values; if they are not "
             f"images, give --input-shape {inputs}"
         )
@@ -72,7 +72,7 @@ def open_recorded(record: Mapping[str, Any]) -> AttackerView[Network]:
 
 
 def model_name(model: Model) -> str:
-    """How reports and errors call a model."""
+    """The model's name in reports and errors."""
     if isinstance(model, str | Path):
         return str(model)
     return model.name if isinstance(model, Network) else type(model).__name__
@@ -92,12 +92,12 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class PublicCard:
-    """What the card of a model that engram trained says to everyone; nothing for other models."""
+    """The public part of the card of a model that engram trained; empty for other models."""
 
     input_shape: tuple[int, ...] | None = None
     task: str | None = None
     layers: str | None = None
-    """Of a network with convolutions, as --arch describes them."""
+    """Of a network with convolutions, in the form of --arch."""
 
     @classmethod
     def of(cls, model: Model) -> PublicCard:
@@ -106,7 +106,7 @@ class PublicCard:
         path = Path(model) / CARD_FILE
         if not path.exists():
             raise CheckpointError(
-                f"{model} holds no {CARD_FILE}, so it is no finished target of `engram train`; "
+                f"{model} contains no {CARD_FILE}, so it is not a finished target of `engram train`; "
                 "give that command's output directory, or a .pt, .pth or .safetensors file"
             )
         try:
@@ -115,7 +115,7 @@ class PublicCard:
                 tuple(int(side) for side in card["input_shape"]), str(card["task"]), card["network"].get("layers")
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"{path} is no card that this version reads: {error!r}") from error
+            raise CheckpointError(f"{path} is not a card that this version can read: {error!r}") from error
 
 
 def _network(model: Model, card: PublicCard, shape: tuple[int, ...] | None, arch: str | None) -> Network:
@@ -132,7 +132,7 @@ def _network(model: Model, card: PublicCard, shape: tuple[int, ...] | None, arch
 def _layers(
     model: Model, card: PublicCard, shape: tuple[int, ...] | None, arch: str | None
 ) -> Architecture | None:
-    """The layers that the card or `arch` describes; a model that knows its own takes no others."""
+    """The layers that the card or `arch` describes; they must match a model that specifies its own."""
     own = card.layers
     if isinstance(model, Network):
         own = getattr(getattr(model, "architecture", None), "text", "")
@@ -146,5 +146,5 @@ def _layers(
     described = Architecture.parse(arch or card.layers or "", shape)
     is_whole = isinstance(model, Network) or card.input_shape is not None
     if is_whole and described.text != own:
-        raise ConfigError(f"{model_name(model)} says which layers it has; leave --arch out")
+        raise ConfigError(f"{model_name(model)} specifies its own layers, which differ; leave --arch out")
     return described

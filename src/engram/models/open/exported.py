@@ -1,7 +1,7 @@
-"""Read what torch.export.save wrote (.pt2): a graph in plain JSON and raw weights. Nothing in it is executed.
+"""Read files of torch.export.save (.pt2): a graph in plain JSON and raw weights. Nothing in them is executed.
 
-The graph is a list of operations by name; those that a plain network is made of become layers, all others are
-listed in one error. torch.export.load is not used, since it would rebuild and run what the file says.
+The graph is a list of operations by name. Those of a plain network become layers; one error lists all others.
+torch.export.load is not used, since it would rebuild and run what the file says.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from engram.models.open.state_dict import dense_network, listed
 
 
 class UnlikeError(Exception):
-    """An argument that the plain layer does not have."""
+    """An argument that a plain layer does not support."""
 
 
 def sizes_of(meta: Any) -> tuple[int, ...]:
-    """Sizes of a tensor; a symbolic one (a batch of any size) counts as 1."""
+    """Sizes of a tensor; a symbolic size (any batch size) counts as 1."""
     sizes = tuple(size.get("as_int", 1) for size in meta["sizes"])
     if not all(type(size) is int and 0 < size < 2**31 for size in sizes):
         raise ValueError(f"sizes {sizes}")
@@ -38,7 +38,7 @@ def sizes_of(meta: Any) -> tuple[int, ...]:
 
 
 def _square(given: dict[str, Any], name: str, default: int) -> int:
-    """The one side of [k, k], [k] or k."""
+    """The side k of [k, k], [k] or k."""
     value = given.get(name, {"as_ints": []})
     sides = value.get("as_ints", [value.get("as_int")] if "as_int" in value else None)
     if sides is None or len(set(sides)) > 1 or not all(type(side) is int for side in sides):
@@ -59,7 +59,7 @@ def _conv(given: dict[str, Any], values: Any) -> Layer:
 def _avg_pool(given: dict[str, Any], values: Any) -> Layer:
     kernel = _square(given, "kernel_size", 0)
     if _square(given, "stride", kernel) != kernel or _square(given, "padding", 0) != 0:
-        raise UnlikeError("squares that overlap, or padding")
+        raise UnlikeError("overlapping squares, or padding")
     if given.get("ceil_mode", {}).get("as_bool") or "as_int" in given.get("divisor_override", {}):
         raise UnlikeError("ceil_mode or divisor_override")
     return AvgPool(kernel)
@@ -67,7 +67,7 @@ def _avg_pool(given: dict[str, Any], values: Any) -> Layer:
 
 def _flatten(given: dict[str, Any], values: Any) -> Layer:
     if given.get("start_dim", {}).get("as_int") != 1 or given.get("end_dim", {"as_int": -1}).get("as_int") != -1:
-        raise UnlikeError("other dimensions than all but the first")
+        raise UnlikeError("dimensions other than all but the first")
     return Flatten()
 
 
@@ -75,7 +75,7 @@ def _view(given: dict[str, Any], values: Any) -> Layer:
     """view(n, -1) and reshape(n, -1) are flatten, whatever n the model was exported with."""
     asked = given.get("size", given.get("shape", {}))
     before = sizes_of(values[given["self"]["as_tensor"]["name"]])
-    # A size with a name is the number of samples, which `_sizes` counts as 1.
+    # A symbolic size is the number of samples, which `sizes_of` counts as 1.
     sizes = asked.get("as_ints") or [one.get("as_int", 1) for one in asked.get("as_sym_ints", [])]
     rest = math.prod(before[1:])
     if sizes not in ([before[0], -1], [before[0], rest], [-1, rest]):
@@ -88,7 +88,7 @@ def _linear(given: dict[str, Any], values: Any) -> Layer:
 
 
 def _nothing(given: dict[str, Any], values: Any) -> None:
-    """Dropout in evaluation, and copies."""
+    """Dropout in evaluation mode, which does nothing."""
     if given.get("train", {}).get("as_bool"):
         raise UnlikeError("training mode; export model.eval()")
 
@@ -109,23 +109,23 @@ OPERATIONS: dict[str, Callable[[dict[str, Any], Any], Layer | None]] = {
 CURE = "save it again with torch.export.save, or save model.state_dict() with torch.save and describe it by --arch"
 GRAPH, CONFIG, WEIGHTS = "models/model.json", "data/weights/model_weights_config.json", "data/weights/"
 MAX_JSON = 64 * 1024**2
-# torch's own numbers of its dtypes in the exported schema
+# torch's numbers for its dtypes in the exported schema
 DTYPES = {6: torch.float16, 7: torch.float32, 8: torch.float64, 13: torch.bfloat16}
 
 
 def is_exported(path: Path) -> bool:
-    """Whether a zip file holds an exported graph."""
+    """Whether a zip file contains an exported graph."""
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith(f"/{GRAPH}") for name in archive.namelist())
     except BROKEN:
-        return False  # whoever reads it next says what is wrong
+        return False  # the next reader reports what is wrong
 
 
 def exported_network(
     path: Path, architecture: Architecture | None = None, *, max_bytes: int
 ) -> DenseNetwork | ConvNetwork:
-    """The network of an exported program; an `architecture` that is given must be the same."""
+    """The network of an exported program; `architecture`, if given, must be the same."""
     try:
         with open_archive(path, max_bytes, CURE) as archive:
             root = next(name for name in archive.namelist() if name.endswith(f"/{GRAPH}")).removesuffix(GRAPH)
@@ -141,7 +141,7 @@ def exported_network(
         raise UnsupportedModelError([str(error)], supported=SUPPORTED) from error
     if architecture not in (None, found):
         raise UnsupportedModelError(
-            [f"the file's layers are '{found.text}', not as described; leave --arch and --input-shape out"],
+            [f"the file's layers are '{found.text}', not the ones given; leave --arch and --input-shape out"],
             supported=SUPPORTED,
         )
     return described_network(state, found)
@@ -149,7 +149,7 @@ def exported_network(
 
 @dataclass(frozen=True, eq=False)
 class _Graph:
-    """The layers, the shape of one input, and the parameters' names in the order of their use."""
+    """The layers, the shape of one input, and the parameters' names in order of use."""
 
     layers: list[Layer]
     input_shape: tuple[int, ...]
@@ -157,7 +157,7 @@ class _Graph:
 
     @classmethod
     def read(cls, model: Any) -> _Graph:
-        """Follow the one line from the input to the output; everything off it is a problem."""
+        """Follow the chain from the input to the output; everything off it is a problem."""
         graph = model["graph_module"]["graph"]
         owners, data_inputs = _signature(model["graph_module"]["signature"])
         layers: list[Layer] = []
@@ -167,27 +167,27 @@ class _Graph:
             raise UnsupportedModelError([f"it has {len(data_inputs)} inputs, not one"], supported=SUPPORTED)
         line = data_inputs[0]
         for node in graph["nodes"]:
-            if node["target"] == "torch.ops.aten.sym_size.int":  # the number of samples, where it is left open
+            if node["target"] == "torch.ops.aten.sym_size.int":  # the number of samples, if it is dynamic
                 continue
             given = {one["name"]: one["arg"] for one in node["inputs"]}
             operation = str(node["target"]).removeprefix("torch.ops.")
             first = node["inputs"][0]["arg"].get("as_tensor", {}).get("name") if node["inputs"] else None
             if first != line:
-                problems.append(f"{operation} does not take what the operation before it gives: a branch")
+                problems.append(f"{operation} does not take the output of the operation before it: a branch")
             try:
                 layer = OPERATIONS[operation](given, graph["tensor_values"])
             except KeyError:
-                problems.append(f"the operation {operation}")
+                problems.append(f"unsupported operation {operation}")
             except UnlikeError as unlike:
                 problems.append(f"{operation} with {unlike}")
             else:
                 layers += [] if layer is None else [layer]
                 used = [given[name]["as_tensor"]["name"] for name in ("weight", "bias") if _is_given(given, name)]
-                problems += [f"{name} is no parameter of the model" for name in used if name not in owners]
+                problems += [f"{name} is not a parameter of the model" for name in used if name not in owners]
                 parameters += [owners[name] for name in used if name in owners]
             line = node["outputs"][0]["as_tensor"]["name"]
         if [one["as_tensor"]["name"] for one in graph["outputs"]] != [line]:
-            problems.append("its output is not what the last operation gives")
+            problems.append("its output is not that of the last operation")
         if len(set(parameters)) < len(parameters):
             problems.append("layers that share weights")
         if problems:
@@ -196,7 +196,7 @@ class _Graph:
 
 
 def _signature(signature: Any) -> tuple[dict[str, str], list[str]]:
-    """Which parameter each name of the graph stands for, and the names of the inputs."""
+    """The parameter that each name in the graph stands for, and the names of the inputs."""
     owners, inputs = {}, []
     for one in signature["input_specs"]:
         if "parameter" in one:
@@ -205,7 +205,7 @@ def _signature(signature: Any) -> tuple[dict[str, str], list[str]]:
             inputs.append(one["user_input"]["arg"]["as_tensor"]["name"])
         else:
             raise UnsupportedModelError(
-                [f"an input of kind {', '.join(one)} (a buffer of a normalisation, say)"], supported=SUPPORTED
+                [f"an input of kind {', '.join(one)} (e.g. a buffer of a normalisation)"], supported=SUPPORTED
             )
     return owners, inputs
 
@@ -215,7 +215,7 @@ def _is_given(given: dict[str, Any], name: str) -> bool:
 
 
 def _state(archive: zipfile.ZipFile, root: str, names: list[str]) -> dict[str, Tensor]:
-    """The named tensors from their raw bytes."""
+    """The named tensors, from their raw bytes."""
     config = _json(archive, root + CONFIG)["config"]
     if archive.read(root + "byteorder").strip() != b"little":
         raise ValueError("its bytes are not in little-endian order")
@@ -225,16 +225,16 @@ def _state(archive: zipfile.ZipFile, root: str, names: list[str]) -> dict[str, T
 def _tensor(archive: zipfile.ZipFile, root: str, name: str, entry: Any) -> Tensor:
     meta = entry["tensor_meta"]
     if entry.get("use_pickle") or meta["dtype"] not in DTYPES:
-        raise ValueError(f"{name} is pickled, or no floating-point tensor")
+        raise ValueError(f"{name} is pickled, or not a floating-point tensor")
     sizes, strides = sizes_of(meta), [one["as_int"] for one in meta["strides"]]
     flat = torch.frombuffer(
         bytearray(archive.read(f"{root}{WEIGHTS}{entry['path_name']}")), dtype=DTYPES[meta["dtype"]]
     )
     offset = meta["storage_offset"]["as_int"]
     last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    # Strides of 0 would let a few bytes claim any size.
+    # With strides of 0 a few bytes could claim any size.
     if min(offset, *strides) < 0 or last >= len(flat) or math.prod(sizes) > len(flat):
-        raise ValueError(f"{name} reaches beyond its bytes")
+        raise ValueError(f"{name} extends past its bytes")
     return flat.as_strided(sizes, strides, offset)
 
 

@@ -1,6 +1,6 @@
-"""Read an untrusted file of weights: a state_dict (.pt, .pth), safetensors or an exported program (.pt2).
+"""Read an untrusted weights file: a state_dict (.pt, .pth), safetensors or an exported program (.pt2).
 
-Its size is bounded before it is opened, nothing in it is ever executed, and what it holds is interpreted by
+Its size is checked before it is opened, nothing in it is ever executed, and its content is interpreted by
 `state_dict.dense_network`, or by `described_network` and `exported_network` for convolutions.
 """
 
@@ -25,7 +25,7 @@ from engram.models.open.state_dict import dense_network
 
 MAX_BYTES = 4 * 1024**3
 CURE = "save it with torch.save(model.state_dict(), 'model.pt')"
-# where training scripts keep the state_dict, next to epoch, optimizer, ...; looked at before anything else
+# where training scripts keep the state_dict, next to epoch, optimizer, ...; tried before anything else
 USUAL_KEYS = ("state_dict", "model_state_dict", "model", "model_state", "net", "network", "weights", "params")
 MAX_NESTING = 4
 WRAPPERS = re.compile(r"^(module\.)+|(?<![^.])_orig_mod\.")  # DataParallel, torch.compile
@@ -38,7 +38,7 @@ class _Kind(Enum):
 
 
 def read_network(path: Path, *, max_bytes: int = MAX_BYTES) -> DenseNetwork:
-    """The fully-connected network in `path`; layers, names and nesting are found out from the file."""
+    """The fully-connected network in `path`; layers, names and nesting are inferred from the file."""
     network = read_any_network(path, max_bytes=max_bytes)
     if not isinstance(network, DenseNetwork):
         raise UnsupportedModelError([f"it has convolutions: {network.name}"], supported=SUPPORTED)
@@ -48,9 +48,9 @@ def read_network(path: Path, *, max_bytes: int = MAX_BYTES) -> DenseNetwork:
 def read_any_network(
     path: Path, architecture: Architecture | None = None, *, max_bytes: int = MAX_BYTES
 ) -> DenseNetwork | ConvNetwork:
-    """The network in `path`, also one with convolutions.
+    """The network in `path`, with or without convolutions.
 
-    These need the description of an `architecture`, or a .pt2 file, which holds its own.
+    Convolutions need an `architecture`, or a .pt2 file, which contains its own.
     """
     kind = _kind(path, max_bytes)
     if kind is _Kind.ZIP and is_exported(path):
@@ -63,17 +63,17 @@ def read_any_network(
 
 
 def _state(path: Path, kind: _Kind, max_bytes: int) -> dict[str, Tensor]:
-    """The one state_dict in a file, with plain names."""
+    """The state_dict in a file, with plain names."""
     loaded: object = _safetensors(path) if kind is _Kind.SAFETENSORS else _pickled(path, kind, max_bytes)
     if not isinstance(loaded, Mapping):
-        raise CheckpointError(f"{path} holds a {type(loaded).__name__}, not a state_dict; {CURE}")
+        raise CheckpointError(f"{path} contains a {type(loaded).__name__}, not a state_dict; {CURE}")
     states = _states(loaded, "the file itself", set())
     if len(states) > 1:
         listed = ", ".join(map(repr, list(states)[:8]))
-        raise CheckpointError(f"{path} holds several state_dicts ({listed}); save only the one to read")
+        raise CheckpointError(f"{path} contains several state_dicts ({listed}); save only the one to read")
     state = _unwrapped(next(iter(states.values()), {}))
     claimed = sum(value.numel() * value.element_size() for value in state.values())
-    if claimed > max_bytes:  # a tensor of stride 0 can claim far more than the file holds
+    if claimed > max_bytes:  # a tensor of stride 0 can claim far more than the file contains
         raise CheckpointError(
             f"{path} claims {claimed:,} bytes of tensors, more than the limit of {max_bytes:,}; {CURE}"
         )
@@ -85,7 +85,7 @@ def _state(path: Path, kind: _Kind, max_bytes: int) -> dict[str, Tensor]:
 
 
 def _kind(path: Path, max_bytes: int) -> _Kind:
-    """What the file is, by its first bytes; by its suffix only where a damaged header says nothing."""
+    """The kind of file, from its first bytes; from its suffix only if a damaged header does not show it."""
     try:
         if path.is_dir():
             raise CheckpointError(f"{path} is a directory; give the .pt, .pth or .safetensors file in it")
@@ -102,7 +102,7 @@ def _kind(path: Path, max_bytes: int) -> _Kind:
         raise CheckpointError(f"{path} has {size:,} bytes, more than the limit of {max_bytes:,}; {CURE}")
     if head.startswith(b"PK\x03\x04"):
         return _Kind.ZIP
-    # before pickle: the length of a header may begin with the byte that pickles begin with
+    # before pickle: a header's length may start with the byte that pickles start with
     if (head[8:] == b"{" and int.from_bytes(head[:8], "little") <= size) or path.suffix == ".safetensors":
         return _Kind.SAFETENSORS
     if head.startswith(b"\x80"):
@@ -116,16 +116,16 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
         return read_tensors(path)
     except CheckpointError:
         raise
-    except Exception as error:  # a header with an unknown dtype, say, raises KeyError
+    except Exception as error:  # for example, an unknown dtype in the header raises KeyError
         raise CheckpointError(f"{path} can't be read as safetensors ({error!r}); save it again") from error
 
 
 def _pickled(path: Path, kind: _Kind, max_bytes: int) -> object:
-    """What torch.load finds with code execution ruled out."""
+    """The result of torch.load with code execution ruled out."""
     if kind is _Kind.ZIP:
         _check_archive(path, max_bytes)
     try:
-        # a stream: given a path, torch.load believes a .safetensors suffix rather than the content
+        # a stream: given a path, torch.load trusts a .safetensors suffix over the content
         with warnings.catch_warnings(), path.open("rb") as stream:
             warnings.simplefilter("ignore")
             loaded: object = torch.load(stream, weights_only=True, map_location="cpu")
@@ -141,8 +141,8 @@ def _check_archive(path: Path, max_bytes: int) -> None:
         names = {name.rpartition("/")[2] for name in archive.namelist()}
     if "constants.pkl" in names:
         raise CheckpointError(
-            f"{path} is a TorchScript archive, which holds code that only running it would explain; {CURE}, "
-            "where you trust it, and describe convolutions with --arch"
+            f"{path} is a TorchScript archive, whose code would have to be run to read it; if you trust it, "
+            f"{CURE}, and describe convolutions with --arch"
         )
     if "data.pkl" not in names:
         raise CheckpointError(f"{path} is a zip archive, but torch.save did not write it; {CURE}")
@@ -151,18 +151,18 @@ def _check_archive(path: Path, max_bytes: int) -> None:
 def _reason(error: Exception) -> str:
     """Torch's reason without its advice."""
     if asked := re.search(r"GLOBAL ([\w.]+)", str(error)):
-        return f"it holds Python objects, not only tensors (it asks to load {asked[1]}, which could run code)"
+        return f"it contains Python objects, not only tensors (it asks to load {asked[1]}, which could run code)"
     reason = str(error).partition(". ")[0].partition("\n")[0]
     if not reason or "eights only" in reason or "weights_only" in reason:
-        return f"it is damaged, or no state_dict that torch.save wrote ({type(error).__name__})"
-    return f"it is cut short or damaged ({reason})"
+        return f"it is damaged, or not a state_dict written by torch.save ({type(error).__name__})"
+    return f"it is truncated or damaged ({reason})"
 
 
 def _states(value: object, where: str, seen: set[int], depth: int = 0) -> dict[str, dict[str, Tensor]]:
-    """The state_dicts in a checkpoint: under the usual keys, else right here, else under any key."""
+    """The state_dicts in a checkpoint: under the usual keys, else at this level, else under any key."""
     if not isinstance(value, Mapping) or depth > MAX_NESTING or id(value) in seen:
         return {}
-    seen.add(id(value))  # shared or circular parts are looked at once
+    seen.add(id(value))  # visit shared or circular parts only once
     found: dict[str, dict[str, Tensor]] = {}
     for key in USUAL_KEYS:
         found |= _states(value.get(key), key, seen, depth + 1)
@@ -175,7 +175,7 @@ def _states(value: object, where: str, seen: set[int], depth: int = 0) -> dict[s
 
 
 def _tensors(value: Mapping[object, object]) -> dict[str, Tensor]:
-    """The tensors right inside a mapping; the members of a list `weights` become `weights.0`, ..."""
+    """The tensors directly in a mapping; the items of a list `weights` become `weights.0`, ..."""
     tensors = {}
     for key, item in value.items():
         if isinstance(key, str) and isinstance(item, Tensor):
@@ -186,6 +186,6 @@ def _tensors(value: Mapping[object, object]) -> dict[str, Tensor]:
 
 
 def _unwrapped(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The names without the prefixes of DataParallel and torch.compile, unless two become alike."""
+    """The names without the prefixes of DataParallel and torch.compile, unless two would become equal."""
     plain = {WRAPPERS.sub("", name): value for name, value in state.items()}
     return plain if len(plain) == len(state) else state

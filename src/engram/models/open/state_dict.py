@@ -1,8 +1,8 @@
-"""Named tensors -> `DenseNetwork`, or one error that lists everything in the way.
+"""Named tensors -> `DenseNetwork`, or one error that lists every problem.
 
-Names tell weights, biases and all that is neither. A layer is an edge from its input width to its output width,
-so the layers of a fully-connected network form a trail that uses every edge once. Of several trails, the numbers
-in the names decide, then the file's order."""
+Names distinguish weights, biases and everything else. A layer is an edge from its input width to its output width,
+so the layers of a fully-connected network form a trail that uses every edge once. If there are several trails,
+the numbers in the names decide, then the file's order."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from torch import Tensor
 from engram.core.errors import UnsupportedModelError
 from engram.models.networks import SUPPORTED, DenseNetwork
 
-_MAX_STEPS = 20_000  # of the search for trails: many layers of one width have factorially many
+_MAX_STEPS = 20_000  # of the search for trails: layers of equal width have factorially many
 
 
 @dataclass(frozen=True, eq=False)
 class NamedLayer:
-    """A fully-connected layer as a file has it; `inputs` and `outputs` are its widths."""
+    """A fully-connected layer as stored in a file; `inputs` and `outputs` are its widths."""
 
     name: str
     weight_name: str
@@ -40,7 +40,7 @@ class NamedLayer:
     @property
     def number(self) -> tuple[str, tuple[int, ...]]:
         """The name without its numbers, and the numbers: ("fc#", (10,))."""
-        digits = r"\d{1,9}"  # a name of thousands of digits is not worth an int
+        digits = r"\d{1,9}"  # don't convert thousands of digits to an int
         return re.sub(digits, "#", self.name), tuple(map(int, re.findall(digits, self.name)))
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class NamedLayer:
 
 
 def chained(layers: list[NamedLayer], ordered: bool) -> tuple[list[NamedLayer], list[str]]:
-    """The layers from input to output if there is one such order, and the problems."""
+    """The layers from input to output if exactly one order fits, and the problems."""
     problems = []
     if _is_transposed(layers, ordered):
         shapes = listed([str(layer) for layer in layers])
@@ -61,7 +61,7 @@ def chained(layers: list[NamedLayer], ordered: bool) -> tuple[list[NamedLayer], 
     ]
     for before in (_numbered_before(layers), {}):
         trails, complete = _trails(layers, before)
-        # trails come in lexicographic order, so the file's own order is the first if it is one of them
+        # trails are in lexicographic order, so the file's own order comes first if it is a trail
         if (len(trails) == 1 and complete) or (trails and ordered and trails[0] == tuple(range(len(layers)))):
             return [layers[index] for index in trails[0]], problems
         if trails:
@@ -71,10 +71,10 @@ def chained(layers: list[NamedLayer], ordered: bool) -> tuple[list[NamedLayer], 
 
 
 def _trails(layers: Sequence[NamedLayer], before: Mapping[int, int]) -> tuple[list[tuple[int, ...]], bool]:
-    """The first two trails that use every layer, i after before[i]; and whether the search ended."""
+    """The first two trails that use every layer, i after before[i]; and whether the search was complete."""
     surplus = Counter(layer.inputs for layer in layers)
     surplus.subtract(Counter(layer.outputs for layer in layers))
-    if sorted(filter(None, surplus.values())) not in ([], [-1, 1]):  # Euler: there is none
+    if sorted(filter(None, surplus.values())) not in ([], [-1, 1]):  # Euler: there is no trail
         return [], True
     start = next((width for width, excess in surplus.items() if excess == 1), None)
     found: list[tuple[int, ...]] = []
@@ -96,13 +96,13 @@ def _trails(layers: Sequence[NamedLayer], before: Mapping[int, int]) -> tuple[li
 
 
 def _numbered_before(layers: Sequence[NamedLayer]) -> dict[int, int]:
-    """Which layer each comes after by number: fc10 after fc2, though safetensors sorts it before."""
+    """The layer before each one by number: fc10 comes after fc2, although safetensors sorts it first."""
     by_number = sorted(range(len(layers)), key=lambda index: layers[index].number)
     return {b: a for a, b in pairwise(by_number) if layers[a].number[0] == layers[b].number[0]}
 
 
 def _is_transposed(layers: Sequence[NamedLayer], ordered: bool) -> bool:
-    """Whether the weights are [in, out]. They chain backwards, so the biases must tell, or the order."""
+    """Whether the weights are [in, out]. Those chain backwards, so biases or order must decide."""
     flipped = [_flipped(layer) for layer in layers]
     pairs = list(zip(layers, flipped, strict=True))
     if any(layer.bias_fits and not other.bias_fits for layer, other in pairs):
@@ -133,7 +133,7 @@ def _misfits(layers: Sequence[NamedLayer]) -> list[str]:
         elif layer.inputs != previous.outputs:
             problems.append(
                 f"{layer} takes {layer.inputs} values, but {previous} before it gives {previous.outputs}; "
-                "a layer is missing, or something other than a ReLU lies between them"
+                "a layer is missing, or there is something other than a ReLU between them"
             )
     if branches:
         path = listed([str(layer) for layer in chain], " > ")
@@ -153,7 +153,7 @@ def listed(names: Sequence[str], between: str = ", ", most: int = 8) -> str:
 MAX_TENSORS = 256
 _READABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-# fc1.weight, W1, w_0, fc1_bias, weights.0: the layer is what is left without the leaf
+# fc1.weight, W1, w_0, fc1_bias, weights.0: the layer's name is the rest without the leaf
 _LEAF = re.compile(r"^(?:(?P<stem>.*?)[._])?(?P<leaf>weights?|bias(?:es)?|[wWbB])[._]?(?P<number>\d*)$")
 
 _NORM = (
@@ -165,10 +165,10 @@ _CONVOLUTION = (
     "--arch 'conv3x32 relu flatten 1000 relu 1'"
 )
 _EMBEDDING = "embedding: {}; if it is a fully-connected layer, rename it"
-_RECURRENT = "recurrent layers: {}; only feed-forward ones can be read"
+_RECURRENT = "recurrent layers: {}; only feed-forward layers can be read"
 _ATTENTION = "attention: {}; only fully-connected layers can be read"
-_QUANTISED = "quantised layers: {}; save the floating-point model from before the quantisation"
-_IN_PARTS = "weights kept in parts (weight or spectral norm, pruning, LoRA): {}; merge the parts, then save"
+_QUANTISED = "quantised layers: {}; save the floating-point model before quantisation"
+_IN_PARTS = "weights stored in parts (weight or spectral norm, pruning, LoRA): {}; merge the parts, then save"
 _UNKNOWN = "neither the weight nor the bias of a layer: {}; rename to layers.0.weight, layers.0.bias, ..."
 _ORPHAN = "bias without a weight: {}; save the whole state_dict"
 _TWICE = "a second weight or bias of the same layer: {}; keep one of them"
@@ -182,7 +182,7 @@ _BY_NAME = {
 
 
 def dense_network(state: Mapping[str, Tensor], *, ordered: bool = True) -> DenseNetwork:
-    """The network whose parameters `state` holds under any names; `ordered` if the order of its keys counts.
+    """The network whose parameters `state` holds under any names; `ordered` if the order of its keys matters.
 
     >>> state = {"out.weight": torch.ones(1, 3), "in.weight": torch.ones(3, 2), "in.bias": torch.zeros(3)}
     >>> dense_network(state).name
@@ -192,19 +192,19 @@ def dense_network(state: Mapping[str, Tensor], *, ordered: bool = True) -> Dense
     if not 0 < len(state) <= MAX_TENSORS:
         count = f"{len(state):,} tensors, more than {MAX_TENSORS}" if state else "no tensors"
         raise UnsupportedModelError(
-            [f"it holds {count}; save the state_dict of one plain network"], supported=SUPPORTED
+            [f"it contains {count}; save the state_dict of one plain network"], supported=SUPPORTED
         )
     layers, problems = _layers(state)
     chain: list[NamedLayer] = []
     if len(layers) > 1:
         chain, misfits = chained(layers, ordered)
         problems += misfits
-    elif not problems:  # else the other layers are the news
-        problems.append(f"only one layer, {layers[0]}: no hidden layer to read images from; train one with it")
+    elif not problems:  # else the problems with the other layers matter more
+        problems.append(f"only one layer, {layers[0]}: no hidden layer to read images from; train with one")
     problems += unreadable_values(state)
     if problems:
         raise UnsupportedModelError(problems, supported=SUPPORTED)
-    # starting from float32 lifts the half precisions
+    # starting from float32 promotes half precision
     dtype = reduce(torch.promote_types, (value.dtype for value in state.values()), torch.float32)
 
     return DenseNetwork(
@@ -214,12 +214,12 @@ def dense_network(state: Mapping[str, Tensor], *, ordered: bool = True) -> Dense
 
 
 def own_copy(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A plain tensor in memory that shares nothing with a mapped file or a live model."""
+    """A plain tensor in memory, which shares nothing with a mapped file or a live model."""
     return value.to(device="cpu", dtype=dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def layer_of(name: str) -> str:
-    """The layer that a weight or bias belongs to by its name; a name that says nothing is its own layer.
+    """The layer that a weight or bias belongs to by its name; an unrecognised name is its own layer.
 
     >>> layer_of("net.fc1.weight"), layer_of("net.fc1.bias"), layer_of("W1"), layer_of("kernel")
     ('net.fc1', 'net.fc1', '1', 'kernel')
@@ -229,12 +229,12 @@ def layer_of(name: str) -> str:
 
 
 def is_counter(value: Tensor) -> bool:
-    """Steps, epochs, averaged models: a lone integer takes no part in the forward pass."""
+    """A single integer, such as a count of steps or epochs, takes no part in the forward pass."""
     return value.ndim == 0 and not value.is_floating_point() and not value.is_complex()
 
 
 def _layers(state: Mapping[str, Tensor]) -> tuple[list[NamedLayer], list[str]]:
-    """The fully-connected layers in the order of `state`, and problems: all that is there besides."""
+    """The fully-connected layers in the order of `state`, and problems: everything else in it."""
     weights: dict[str, str] = {}  # layer -> tensor name
     biases: dict[str, str] = {}
     found: dict[str, list[str]] = {}  # problem -> tensor names
@@ -257,7 +257,7 @@ def _layers(state: Mapping[str, Tensor]) -> tuple[list[NamedLayer], list[str]]:
         else:
             kind = _NORM if weight.ndim < 2 else _CONVOLUTION
             found.setdefault(kind, []).extend(filter(None, (name, bias)))
-    in_parts = found.get(_IN_PARTS, [])  # these miss their weight for a reason that is listed already
+    in_parts = found.get(_IN_PARTS, [])  # why these lack a weight is already listed
     for layer, name in biases.items():
         if not any(part.startswith(f"{layer}.") for part in in_parts):
             found.setdefault(_ORPHAN, []).append(name)
@@ -265,7 +265,7 @@ def _layers(state: Mapping[str, Tensor]) -> tuple[list[NamedLayer], list[str]]:
 
 
 def unreadable_values(state: Mapping[str, Tensor]) -> list[str]:
-    """Tensors that are not plain finite floating-point numbers, unless their name is a problem already."""
+    """Tensors that are not plain finite floating-point numbers, unless their name is already a problem."""
     kinds, broken = [], []
     for name, value in state.items():
         if any(pattern.search(name) for pattern in _BY_NAME):

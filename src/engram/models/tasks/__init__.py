@@ -1,6 +1,6 @@
-"""Task: what the network's outputs mean. It owns label convention, margin, and the sign and shape of the duals.
+"""Task: what the network's outputs mean. It defines the labels, the margin, and the sign and shape of the duals.
 
-base     what every task answers
+base     what every task provides
 kinds    binary, multiclass (runner-up or all pairs of classes), regression
 
 Nothing outside this package asks how many outputs a network has.
@@ -27,7 +27,7 @@ TASK_NAMES = ("binary", "multiclass", "multiclass:pairs", "regression:l2", "regr
 
 
 def task_named(name: str, classes: int = 1) -> Task:
-    """The task of that name; `classes` is the number of outputs or labels, which multiclass tasks take over.
+    """The task of that name; `classes` is the number of outputs or labels, used by multiclass tasks.
 
     >>> task_named("multiclass", 10), task_named("regression:l2.5", 1)
     (Multiclass(classes=10), Regression(kind='l2.5'))
@@ -45,7 +45,7 @@ def task_named(name: str, classes: int = 1) -> Task:
 
 
 def infer_task(outputs: int) -> Task:
-    """What a network is most likely for: one output is binary, several are classes.
+    """The most likely task of a network: one output is binary, several are classes.
 
     >>> infer_task(1), infer_task(3)
     (Binary(name='binary'), Multiclass(classes=3))

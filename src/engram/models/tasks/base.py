@@ -1,4 +1,4 @@
-"""What every task answers, for training, for the attack and for scoring."""
+"""What every task provides for training, attacks and scoring."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 class Task(Protocol):
     """The meaning of a network's outputs.
 
-    Duals are what an attack multiplies the samples' gradients with: one a sample, [m], or, for a task with
-    several constraints a sample, [m, outputs]. The attack passes them through without looking inside.
+    Duals are what an attack multiplies the samples' gradients by: one per sample, [m], or, for a task with
+    several constraints per sample, [m, outputs]. The attack passes them through without interpreting them.
     """
 
     @property
     def name(self) -> str:
-        """As the command line and the cards spell it."""
+        """As the command line and the cards write it."""
 
     @property
     def outputs(self) -> int:
@@ -30,16 +30,16 @@ class Task(Protocol):
 
     @property
     def has_signed_duals(self) -> bool:
-        """Whether duals may have either sign, so that no floor can hold them up."""
+        """Whether duals may have either sign, so that they have no lower bound."""
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Mean training loss; logits [n, outputs], labels [n]."""
 
     def log_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """log of the loss, right where the loss itself would vanish in floating point."""
+        """log of the loss, accurate even where the loss itself would underflow."""
 
     def correct(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Which samples are classified as labelled, [n] bool."""
+        """Which samples are classified correctly, [n] bool."""
 
     def margins(self, logits: Tensor, labels: Tensor) -> Tensor:
         """How far each sample is on the right side, [n]."""
@@ -48,8 +48,8 @@ class Task(Protocol):
         """The rows c_i that turn stationarity into plain backpropagation, [m, outputs].
 
         Stationarity is theta = sum_i sum_k c_ik d Phi_k(x_i) / d theta: backpropagate row c_i from the outputs
-        of sample i. c is linear in the duals and differentiable by them; logits [m, outputs] only choose which
-        outputs take part (a choice that is constant but for ties), and no gradient flows into them.
+        of sample i. c is linear in the duals and differentiable in them; logits [m, outputs] only select which
+        outputs take part (a choice that is constant except at ties), and no gradient flows into them.
         """
 
     def sides(self, labels: Tensor, duals: Tensor, logits: Tensor) -> Tensor:
@@ -59,19 +59,19 @@ class Task(Protocol):
         """Duals to start from, drawn on the CPU in float64."""
 
     def equal_duals(self, labels: Tensor, size: float) -> Tensor:
-        """Duals under which every sample counts `size`, on the CPU in float64."""
+        """Duals that give every sample the weight `size`, on the CPU in float64."""
 
     def dual_shortfall(self, labels: Tensor, duals: Tensor, floor: float) -> Tensor:
-        """By how much duals fall below what they must be, entry by entry, none negative."""
+        """By how much each dual falls below its lower bound; never negative."""
 
     def sample_duals(self, duals: Tensor) -> Tensor:
-        """How much each sample counts, [m]."""
+        """The weight of each sample, [m]."""
 
     def unit_duals(self, duals: Tensor) -> Tensor:
-        """Duals under which every sample counts 1, shared among its constraints as these are."""
+        """Duals that give every sample the weight 1, shared among its constraints in the same proportions."""
 
     def sample_labels(self, labels: Tensor, duals: Tensor) -> Tensor:
-        """The labels that candidates have in the end, [m]."""
+        """The final labels of the candidates, [m]."""
 
     def with_all_duals(self) -> Task:
         """The same task with a dual for every constraint of a sample: the whole KKT condition."""
@@ -83,13 +83,13 @@ def log_mean_softplus(excess: Tensor) -> Tensor:
     >>> float(log_mean_softplus(torch.tensor([-2000.0, -2000.0])))
     -2000.0
     """
-    # both branches of `where` are differentiated, so each gets inputs at which it is finite
+    # both branches of `where` are differentiated, so each must get inputs where it is finite
     moderate = torch.nn.functional.softplus(excess.clamp(min=-40)).log()
     return (torch.where(excess < -40, excess, moderate)).logsumexp(0) - math.log(len(excess))
 
 
 class OneDual:
-    """One dual a sample, which must not be negative: lambda_i >= 0, in the papers' scheme >= lambda_min."""
+    """One dual per sample, which must not be negative: lambda_i >= 0, in the papers' scheme >= lambda_min."""
 
     @property
     def has_signed_duals(self) -> bool:

@@ -73,7 +73,7 @@ class Binary(OneDual):
 
 @dataclass(frozen=True)
 class Multiclass(OneDual):
-    """C classes, C outputs, cross-entropy; one dual a sample, which acts between its class and the runner-up.
+    """C classes, C outputs, cross-entropy; one dual per sample, which acts between its class and the runner-up.
 
     Stationarity as Buzaglo et al. 2023 solve it, Eq. (12):
     theta = sum_i lambda_i d (Phi_{y_i}(x_i) - max_{j != y_i} Phi_j(x_i)) / d theta.
@@ -143,7 +143,7 @@ class Multiclass(OneDual):
         return (one_hot(labels, self.classes) - one_hot(runner_up(logits, labels), self.classes)).to(logits.dtype)
 
     def with_all_duals(self) -> Multiclass:
-        """With two classes there is but one other."""
+        """With two classes there is only one other class."""
         return self if self.classes == 2 else MulticlassPairs(self.classes)
 
 
@@ -153,7 +153,7 @@ class MulticlassPairs(Multiclass):
 
     theta = sum_i sum_{j != y_i} lambda_ij d (Phi_{y_i}(x_i) - Phi_j(x_i)) / d theta, lambda_ij >= 0. It holds at a
     KKT point of the maximum margin, and exactly at a stationary point of cross-entropy with weight decay w, where
-    lambda_ij = softmax_j(x_i) / (n w). Duals [m, C]; the column of the own class is zero and stays so.
+    lambda_ij = softmax_j(x_i) / (n w). Duals [m, C]; the column of the sample's own class is always zero.
     """
 
     @property
@@ -171,7 +171,7 @@ class MulticlassPairs(Multiclass):
         return torch.where(self._is_own(labels), others.sum(1, keepdim=True), -others)
 
     def draw_duals(self, labels: Tensor, generator: torch.Generator) -> Tensor:
-        """lambda_ij ~ U(0, 1) / (C - 1): a sample's duals add up to as much as in the other form."""
+        """lambda_ij ~ U(0, 1) / (C - 1): their sum is about as large as the one dual of `Multiclass`."""
         drawn = torch.rand(len(labels), self.classes, generator=generator, dtype=torch.float64)
         return self._others(labels.cpu(), drawn / (self.classes - 1))
 
@@ -195,7 +195,7 @@ class MulticlassPairs(Multiclass):
         return duals.sum(1)
 
     def unit_duals(self, duals: Tensor) -> Tensor:
-        """lambda_ij / sum_j lambda_ij, zero where all are."""
+        """lambda_ij / sum_j lambda_ij, or zero if all are zero."""
         return duals / duals.sum(1, keepdim=True).clamp(min=torch.finfo(duals.dtype).tiny)
 
     def _is_own(self, labels: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ class MulticlassPairs(Multiclass):
 
 
 def runner_up(logits: Tensor, labels: Tensor) -> Tensor:
-    """The strongest class other than the own one, [m]; no gradient flows through the choice.
+    """The strongest class other than the sample's own, [m]; no gradient flows through the choice.
 
     >>> runner_up(torch.tensor([[5.0, 1.0, 3.0]]), torch.tensor([0]))
     tensor([2])
@@ -236,7 +236,7 @@ class Regression:
         require(
             self.kind == "huber" or (self.power is not None and self.power > 1),
             "loss",
-            "must be huber or l and a power above 1",
+            "must be huber, or l followed by a power above 1",
             self.kind,
             "for example l2, l2.5 or huber",
         )
@@ -278,7 +278,7 @@ class Regression:
         return self.margins(logits, labels) > 0
 
     def margins(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """y_i Phi(x_i), which a perfect fit makes 1."""
+        """y_i Phi(x_i), which is 1 for a perfect fit."""
         return Binary.signs(labels, logits.dtype) * logits.squeeze(1)
 
     def output_weights(self, labels: Tensor, duals: Tensor, logits: Tensor) -> Tensor:
@@ -291,7 +291,7 @@ class Regression:
         return duals[:, None]
 
     def sides(self, labels: Tensor, duals: Tensor, logits: Tensor) -> Tensor:
-        """s_i = sign lambda_i, [m, 1]: the sign of the target that the sample is held short of."""
+        """s_i = sign lambda_i, [m, 1]: the sign of the target that the output falls short of."""
         return duals.sign()[:, None]
 
     def draw_duals(self, labels: Tensor, generator: torch.Generator) -> Tensor:
@@ -303,7 +303,7 @@ class Regression:
         return size * Binary.signs(labels, torch.float64)
 
     def dual_shortfall(self, labels: Tensor, duals: Tensor, floor: float) -> Tensor:
-        """Nothing: either sign is right."""
+        """None: either sign is allowed."""
         return torch.zeros_like(duals)
 
     def sample_duals(self, duals: Tensor) -> Tensor:
@@ -316,7 +316,7 @@ class Regression:
         return self
 
     def sample_labels(self, labels: Tensor, duals: Tensor) -> Tensor:
-        """By the sign of the dual: weight decay holds outputs short of their targets, so lambda_i has y_i's sign.
+        """The dual's sign: weight decay keeps outputs short of their targets, so lambda_i has y_i's sign.
 
         >>> Regression().sample_labels(torch.tensor([0, 0]), torch.tensor([2.0, -3.0]))
         tensor([1, 0])

@@ -18,7 +18,7 @@
   dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
 
   const compare = (a, b) => {
-    if (a === "" || b === "") return (a === "") - (b === "");  // what is not known comes last, whichever way
+    if (a === "" || b === "") return (a === "") - (b === "");  // unknown values come last in either direction
     const x = Number(a), y = Number(b);
     return Number.isNaN(x) || Number.isNaN(y) ? a.localeCompare(b) : x - y;
   };

@@ -1,0 +1,169 @@
+"""Curves that judge a score: ROC for membership scores, reliability for the confidence of candidates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engram.attacks.reconstruction import Reconstruction
+from engram.core.errors import require
+from engram.scoring.metrics import ncc
+
+RATES = (0.0, 0.001, 0.01)
+"""False-positive rates that a privacy audit looks at: what an attacker gets who must not be wrong."""
+
+
+@dataclass(frozen=True, eq=False)
+class Roc:
+    """False- and true-positive rates [p] from (0, 0) to (1, 1), one point per threshold, and their summary."""
+
+    false_positive: Tensor
+    true_positive: Tensor
+    auc: float
+    p_value: float
+    """Probability of an AUC this large if members and others did not differ (one-sided rank-sum test)."""
+    held_out: int
+
+    def at(self, rate: float) -> float:
+        """The largest true-positive rate whose false-positive rate is at most `rate`."""
+        return float(self.true_positive[self.false_positive <= rate].max())
+
+    def resolves(self, rate: float) -> bool:
+        """Whether there are enough held-out records to distinguish `rate` from 0: at least 1 / rate."""
+        return rate == 0 or self.held_out * rate >= 1
+
+    @property
+    def note(self) -> str | None:
+        """Rates for which there are too few held-out records."""
+        coarse = [rate for rate in RATES if not self.resolves(rate)]
+        if not coarse:
+            return None
+        listed = " and ".join(f"{rate:.1%} (needs {round(1 / rate):,})" for rate in coarse)
+        return f"{self.held_out:,} held-out records are too few to distinguish these rates from 0: {listed}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "auc": self.auc,
+            "p_value": self.p_value,
+            "tpr_at_fpr": {f"{rate:g}": self.at(rate) for rate in RATES},
+            "held_out": self.held_out,
+            "note": self.note,
+            "fpr": self.false_positive.tolist(),
+            "tpr": self.true_positive.tolist(),
+        }
+
+
+def roc(members: Tensor, others: Tensor) -> Roc:
+    """The curve of "higher means member" for scores [n] of members and [k] of others; NaN is the lowest score.
+
+    AUC = P(member > other) + P(equal) / 2.
+
+    >>> curve = roc(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([2.0, 0.0]))
+    >>> curve.auc, round(curve.at(0), 3), curve.at(0.5)
+    (0.75, 0.333, 1.0)
+    """
+    for name, values in (("members", members), ("others", others)):
+        require(values.ndim == 1 and len(values) > 0, name, "must be scores [n] with n > 0", tuple(values.shape))
+    scores = torch.cat([members, others]).double().nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+    is_member = torch.arange(len(scores)) < len(members)
+    levels, place = torch.unique(scores, return_inverse=True)  # ascending; equal scores share a threshold
+    hits = torch.bincount(place[is_member], minlength=len(levels)).flip(0).cumsum(0)
+    alarms = torch.bincount(place[~is_member], minlength=len(levels)).flip(0).cumsum(0)
+    start = torch.zeros(1, dtype=torch.float64)
+    true = torch.cat([start, hits.double() / len(members)])
+    false = torch.cat([start, alarms.double() / len(others)])
+    auc = float(torch.trapezoid(true, false))
+    return Roc(false, true, auc, _p_value(auc, place, len(members), len(others)), len(others))
+
+
+def _p_value(auc: float, place: Tensor, n: int, k: int) -> float:
+    """Normal approximation of the rank-sum test, corrected for ties."""
+    ties = torch.bincount(place).double()
+    total = n + k
+    tied = float((ties**3 - ties).sum()) / (total * (total - 1))
+    variance = n * k / 12 * (total + 1 - tied)
+    if variance <= 0:
+        return 1.0
+    return 0.5 * math.erfc((auc - 0.5) * n * k / math.sqrt(2 * variance))
+
+
+REAL = 0.8
+"""A candidate shows a training image if their NCC is above this; the confidence was calibrated to that."""
+EDGES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+DEPTHS = (10, 20, 50, 100, 250, 1000)
+AT_ONCE = 2000
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Candidates with a confidence from `low` to `high`: how many, and the predicted and observed shares."""
+
+    low: float
+    high: float
+    candidates: int
+    predicted: float
+    observed: float
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Among the k most confident candidates, the shares that show a training image and a held-out one."""
+
+    k: int
+    train: float
+    held_out: float | None
+
+    @property
+    def sentence(self) -> str:
+        """
+        >>> Precision(20, 0.85, 0.05).sentence
+        'of the 20 most confident candidates, 85 % show a training image (NCC > 0.8), 5 % a held-out one'
+        """
+        unseen = "" if self.held_out is None else f", {self.held_out:.0%} a held-out one".replace("%", " %")
+        share = f"{self.train:.0%}".replace("%", " %")
+        return f"of the {self.k} most confident candidates, {share} show a training image (NCC > {REAL}){unseen}"
+
+
+@dataclass(frozen=True)
+class Reliability:
+    bins: tuple[Bin, ...]
+    precision: tuple[Precision, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def reliability(found: Reconstruction, train: Tensor, held_out: Tensor | None) -> Reliability | None:
+    """Against centred images [n, *shape]; None if there is no confidence, or too few values per image for NCC."""
+    if found.scores is None or not bool(found.scores.isfinite().all()) or found.images[0].numel() < 3:
+        return None
+    predicted = found.scores.double()
+    real = best_likeness(found.images, train) > REAL
+    chance = None if held_out is None else best_likeness(found.images, held_out) > REAL
+    order = predicted.argsort(descending=True, stable=True)
+    depths = [k for k in DEPTHS if k < len(predicted)] + [len(predicted)]
+    precision = [
+        Precision(k, _share(real[order[:k]]), None if chance is None else _share(chance[order[:k]]))
+        for k in depths
+    ]
+    bins = []
+    for low, high in pairwise(EDGES):
+        inside = (predicted >= low) & ((predicted < high) | (high == EDGES[-1]))
+        if bool(inside.any()):
+            mean = float(predicted[inside].mean())
+            bins.append(Bin(low, high, int(inside.sum()), mean, _share(real[inside])))
+    return Reliability(tuple(bins), tuple(precision))
+
+
+def best_likeness(candidates: Tensor, images: Tensor) -> Tensor:
+    """The largest NCC of each candidate with any image, [m]."""
+    return torch.cat([ncc(chunk, images).amax(1) for chunk in torch.split(candidates, AT_ONCE)])
+
+
+def _share(flags: Tensor) -> float:
+    return float(flags.double().mean())
