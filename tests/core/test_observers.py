@@ -1,4 +1,4 @@
-"""Observers see step, metrics and state, may stop a run for good, and their time is not the run's."""
+"""Observers see step, metrics and state, may stop a run, and their time is not counted as the run's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_any_observer_stops_the_run_after_all_have_seen_the_step() -> None:
     assert solution.message.startswith("was stopped by an observer after 3 steps")
 
 
-def test_what_an_observer_returns_besides_is_no_request() -> None:
+def test_only_the_stop_request_stops_a_run() -> None:
     for answer in (None, False, True, 1, "continue"):
         solution = run(Halving(), Budget(steps=2), observers=[lambda *_, answer=answer: answer])
         assert solution.reason is StopReason.STEP_LIMIT
@@ -66,7 +66,7 @@ def test_the_clock_stands_still_while_an_observer_works(tmp_path: Path) -> None:
     assert 0 < own < first.seconds - 0.5, "three times 0.2 s are the observer's"
     assert [before for before, _ in slow.ticks[1:]] == [after for _, after in slow.ticks[:-1]]
     again = run(Halving(), Budget(steps=4), snapshots=snapshots, resume=True, observers=[Slow(0.0)])
-    assert float(again.state["step_seconds"]) > own, "a resumed run counts on"
+    assert float(again.state["step_seconds"]) > own, "a resumed run keeps counting"
 
 
 def test_progress_by_steps_has_a_title_and_a_note() -> None:
