@@ -27,6 +27,6 @@ def test_it_opens_from_disk_without_error_or_request(tmp_path: Path) -> None:
         widths = [pictures.nth(index).evaluate("image => image.naturalWidth") for index in range(2)]
         assert min(widths) > 100, "both are drawn"
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        assert "Not compared: scale smoke" in page.locator("#beside + ul").inner_text()
+        assert "Not compared: scale smoke" in page.locator("#compared + ul").inner_text()
         page.screenshot(path=artefact("papers.png", tmp_path), full_page=True)
     assert problems == []

@@ -138,7 +138,7 @@ def test_recovers_faces_with_a_tenth_of_the_metrics() -> None:
         choice, MLPSpec(inputs=625, widths=(300, 100)), Recipe(lr=0.05, epochs=1500), Binary()
     ).network
     view = AttackerView(network, (1, 25, 25), Binary())
-    engine = Engine(view, EngineSettings(steps=200, restarts=2, prior=1.6, memory=90_000))
+    engine = Engine(view, EngineSettings(steps=120, restarts=1, prior=1.6, memory=90_000))
     solution = run(engine, Budget(steps=engine.total_steps))
     assert len(engine.objective.metric(solution.state["latents"], solution.state["duals"]).matrices) <= 30
     counts = compare(engine.reconstruction(solution.state), choice.load()).counts
