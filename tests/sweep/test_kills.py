@@ -22,7 +22,7 @@ from engram.sweep.sweep import drive
 from tests.sweep import small
 
 ENGRAM = [sys.executable, "-c", "from engram.cli.app import main; main()"]
-TRIALS, STEPS = 14, 100
+TRIALS, STEPS = 10, 100
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,13 @@ from engram.cli.options import progress_bar, remember, remembered
 from engram.cli.score import show_report, write_pairs
 
 if TYPE_CHECKING:
+    from engram.attacks.settings import EngineSettings
     from engram.auditing.record import AuditRecord
     from engram.data.choice import DataChoice
     from engram.data.sets import ImageSet, Split
     from engram.models.networks import Network
     from engram.models.view import AttackerView
+    from engram.training.presets import Plan
 
 
 LEAK_EXIT_CODE = 3
@@ -187,37 +189,43 @@ def demo(
     ] = Path("runs/demo"),
 ) -> None:
     """Train a door's access classifier on 50 faces, then audit it: which faces do its weights give away?"""
-    from engram.attacks.registry import make_attack
     from engram.attacks.settings import EngineSettings
+    from engram.training.presets import GATE
+
+    run_demo(out, GATE, EngineSettings(restarts=4, steps=400))
+
+
+def run_demo(out: Path, plan: Plan, settings: EngineSettings) -> None:
+    """The demo with any target and effort."""
+    from engram.attacks.registry import make_attack
     from engram.auditing.baselines import inversion_settings
     from engram.auditing.comparison import audit_data
     from engram.auditing.run import run_audit
     from engram.models.open.door import open_view
     from engram.models.tasks import Binary
     from engram.pipeline import build_target
-    from engram.training.presets import GATE
     from engram.training.recipe import training_progress
 
     target_directory, audit_directory = out / "target", out / "audit"
     for old in (target_directory, audit_directory):
         shutil.rmtree(old, ignore_errors=True)
-    typer.echo(f"1. A door's access classifier learns {GATE.data.n} faces: who is admitted, who is not.")
-    data = GATE.data.load()
+    typer.echo(f"1. A door's access classifier learns {plan.data.n} faces: who is admitted, who is not.")
+    data = plan.data.load()
     with progress_bar() as progress:
         build_target(
-            GATE.data,
-            GATE.network,
-            GATE.recipe,
+            plan.data,
+            plan.network,
+            plan.recipe,
             Binary(),
             directory=target_directory,
-            observers=[training_progress(progress, GATE.recipe)],
+            observers=[training_progress(progress, plan.recipe)],
             data=data,
         )
     typer.echo("2. An attacker gets only its weights, and attacks.")
     view = open_view(target_directory)
     with progress_bar() as progress:
         record = run_audit(
-            make_attack(view, settings=EngineSettings(restarts=4, steps=400)),
+            make_attack(view, settings=settings),
             audit_data(view, data.train, data.held_out),
             inversion=inversion_settings("quick"),
             name=str(target_directory),
@@ -233,9 +241,9 @@ def demo(
     count = record.comparison.count
     typer.echo(
         f"{count.train} of the {len(report.train)} faces were read out of the weights, "
-        f"against {count.held_out} of {GATE.data.n} faces that it never saw."
+        f"against {count.held_out} of {plan.data.n} faces that it never saw."
     )
     picture = out / "faces.png"
-    write_pairs(picture, report, data, best=50)
+    write_pairs(picture, report, data, best=plan.data.n)
     show(record, audit_directory)
     typer.echo(f"Open {picture}: each face read out of the weights is shown above the real one.")
