@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from engram.auditing.record import AuditRecord as AuditRecord
     from engram.auditing.run import audit as audit
     from engram.data.choice import DataChoice as DataChoice
+    from engram.members.membership import MembershipRecord as MembershipRecord
+    from engram.members.membership import membership as membership
     from engram.models.open.door import open_view as open_view
     from engram.models.tasks import Binary as Binary
     from engram.models.tasks import Multiclass as Multiclass
@@ -52,6 +54,7 @@ _HOMES = {
     "EngineSettings": "engram.attacks.settings",
     "Haim2022": "engram.attacks.settings",
     "MLPSpec": "engram.training.spec",
+    "MembershipRecord": "engram.members.membership",
     "Multiclass": "engram.models.tasks",
     "MulticlassPairs": "engram.models.tasks",
     "Recipe": "engram.training.recipe",
@@ -62,6 +65,7 @@ _HOMES = {
     "build_target": "engram.pipeline",
     "compare": "engram.pipeline",
     "make_attack": "engram.attacks.registry",
+    "membership": "engram.members.membership",
     "open_target": "engram.training.target",
     "open_view": "engram.models.open.door",
 }

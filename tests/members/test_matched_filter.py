@@ -1,0 +1,180 @@
+"""The matched filter against slow references: autograd one record at a time, and everything in memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engram.core.errors import ConfigError
+from engram.members.matched_filter import (
+    Layer,
+    LayerPass,
+    Pool,
+    layer_weight,
+    matched_filter,
+    passes,
+    readable_layers,
+)
+
+LAYERS: dict[str, tuple[Layer, tuple[int, ...]]] = {
+    "linear": (nn.Linear(6, 4), (6,)),
+    "linear without bias": (nn.Linear(6, 4, bias=False), (6,)),
+    "tokens": (nn.Linear(6, 4), (5, 6)),
+    "conv1d": (nn.Conv1d(2, 3, 3, stride=2), (2, 9)),
+    "conv2d": (nn.Conv2d(2, 3, 3, padding=1), (2, 6, 5)),
+    "conv2d grouped": (nn.Conv2d(4, 6, (3, 2), groups=2, stride=(1, 2)), (4, 6, 7)),
+    "conv2d depthwise, dilated": (nn.Conv2d(3, 3, 2, groups=3, dilation=2, bias=False), (3, 6, 6)),
+    "conv2d same": (nn.Conv2d(2, 3, (3, 5), padding="same"), (2, 6, 6)),
+    "conv2d circular": (nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), (2, 5, 5)),
+    "conv3d": (nn.Conv3d(2, 3, 2, padding=(0, 1, 0)), (2, 3, 4, 5)),
+}
+
+
+def margin(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Curved, so that signals differ from record to record."""
+    return (outputs.flatten(1).sin().sum(1)) * (2 * labels - 1)
+
+
+def drawn(shape: tuple[int, ...], n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(n, *shape, generator=generator, dtype=torch.float64)
+    return inputs, torch.arange(n) % 2
+
+
+def by_autograd(model: nn.Module, layer: Layer, inputs: Tensor, labels: Tensor) -> Tensor:
+    """The gradient of one record's margin after another, [n, g, q, p]."""
+    rows = []
+    for one, label in zip(inputs[:, None], labels[:, None], strict=True):
+        parameters = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+        gradients = torch.autograd.grad(margin(model(one), label).sum(), parameters)
+        groups = getattr(layer, "groups", 1)
+        by_group = [gradients[0].reshape(groups, len(gradients[0]) // groups, -1)]
+        by_group += [value.reshape(groups, -1, 1) for value in gradients[1:]]
+        rows.append(torch.cat(by_group, 2))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_gradients_are_those_of_autograd_one_record_at_a_time(kind: str) -> None:
+    layer, shape = LAYERS[kind]
+    model = nn.Sequential(layer, nn.Tanh()).double().eval()
+    inputs, labels = drawn(shape, 4)
+    found = passes(model, {"0": layer}, inputs, labels, margin)["0"].gradients()
+    torch.testing.assert_close(found, by_autograd(model, layer, inputs, labels), rtol=1e-10, atol=1e-12)
+
+
+class Residual(nn.Module):
+    """Batch norm, activations in place, a skip connection, a layer that is used twice and one that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.twice = nn.Conv2d(4, 4, 3, padding=1)
+        self.unused = nn.Linear(3, 3)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.relu_(self.norm(self.first(inputs)))
+        hidden = hidden + torch.relu_(self.twice(hidden))
+        hidden = hidden + torch.relu_(self.twice(hidden))
+        outputs: Tensor = self.head(hidden.mean((2, 3)))
+        return outputs
+
+
+def residual() -> Residual:
+    torch.manual_seed(1)
+    model = Residual().double()
+    model(drawn((2, 5, 5), 16, seed=3)[0])  # running statistics
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", ["first", "twice", "head"])
+def test_gradients_through_a_residual_network(name: str) -> None:
+    model = residual()
+    inputs, labels = drawn((2, 5, 5), 4)
+    layers, _ = readable_layers(model)
+    found = passes(model, layers, inputs, labels, margin)[name].gradients()
+    expected = by_autograd(model, getattr(model, name), inputs, labels)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def reference(layer: Layer, gradients: Tensor, one: LayerPass, interference: float) -> Tensor:
+    """t of every record, with the whole pool and whole matrices in memory."""
+    weight, scores = layer_weight(layer), []
+    bases, moments = [], []
+    for group in range(len(weight)):
+        h, u = one.entering[:, group].flatten(0, 1), one.signals[:, group].flatten(0, 1)
+        b, columns = torch.linalg.eigh(h.T @ h / len(gradients))
+        a, rows = torch.linalg.eigh(u.T @ u / len(gradients))
+        rotated = rows.T @ gradients[:, group] @ columns
+        bases.append((rows.T @ weight[group] @ columns, rotated))
+        separable = torch.outer(a.clamp(min=0), b.clamp(min=0))
+        moments.append(rotated.square().mean(0) if one.positions > 1 else separable)
+    energy = torch.stack([turned.square() for turned, _ in bases])
+    noise = energy.median() / 0.4549
+    scale = (energy.sum() - noise * energy.numel()).clamp(min=0) / torch.stack(moments).sum()
+    for record in range(len(gradients)):
+        match = size = torch.zeros((), dtype=torch.float64)
+        for (turned, rotated), moment in zip(bases, moments, strict=True):
+            gain = 1 / (interference * scale * moment + noise)
+            match = match + (gain * turned * rotated[record]).sum()
+            size = size + (gain * rotated[record].square()).sum()
+        scores.append(match / size.sqrt())
+    return torch.stack(scores)
+
+
+@pytest.mark.parametrize("name", ["first", "twice", "head"])
+def test_streamed_scores_are_those_of_the_whole_pool_in_memory(name: str) -> None:
+    model = residual()
+    inputs, labels = drawn((2, 5, 5), 30)
+    found = matched_filter(model, Pool(inputs, labels, batch=7), margin, interference=2.0)
+    layers, _ = readable_layers(model)
+    one = passes(model, layers, inputs, labels, margin)[name]
+    expected = reference(layers[name], one.gradients(), one, 2.0)
+    torch.testing.assert_close(found.layers[name], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_scores_depend_neither_on_the_batches_nor_on_the_order() -> None:
+    model = residual()
+    inputs, labels = drawn((2, 5, 5), 20)
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(1))
+    whole = matched_filter(model, Pool(inputs, labels, batch=20), margin)
+    single = matched_filter(model, Pool(inputs, labels, batch=1), margin)
+    turned = matched_filter(model, Pool(inputs[order], labels[order], batch=6), margin)
+    for name, scores in whole.layers.items():
+        torch.testing.assert_close(single.layers[name], scores, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(turned.layers[name], scores[order], rtol=1e-9, atol=1e-9)
+
+
+def test_what_is_not_read_is_listed_with_the_reason() -> None:
+    inputs, labels = drawn((2, 5, 5), 6)
+    found = matched_filter(residual(), Pool(inputs, labels), margin, widest=30)
+    assert found.layers.keys() == {"first", "head"}
+    assert found.left_out == {
+        "twice": "4 x 37 is wider than 30",
+        "unused": "the outputs do not depend on it",
+    }
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = residual()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    inputs, labels = drawn((2, 5, 5), 6)
+    frozen = matched_filter(model, Pool(inputs, labels), margin)
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    free = matched_filter(model, Pool(inputs, labels), margin)
+    assert all(torch.equal(frozen.layers[name], scores) for name, scores in free.layers.items())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_model_in_training_mode_is_refused() -> None:
+    inputs, labels = drawn((2, 5, 5), 6)
+    with pytest.raises(ConfigError, match=r"training mode, where records influence each other; call model.eval"):
+        matched_filter(residual().train(), Pool(inputs, labels), margin)
