@@ -154,7 +154,7 @@ def test_what_is_not_read_is_listed_with_the_reason() -> None:
     assert found.layers.keys() == {"first", "head"}
     assert found.left_out == {
         "twice": "4 x 37 is wider than 30",
-        "unused": "the outputs do not depend on it",
+        "unused": "the outputs do not depend on it, or it is not called as a module",
     }
 
 

@@ -307,7 +307,7 @@ def matched_filter(
 
     read("covariances", 0.0, 0.3, lambda layer, one, _: layer.add_covariances(one))
     for name in [name for name, layer in filters.items() if layer.samples != len(pool)]:
-        left_out[name] = "the outputs do not depend on it"
+        left_out[name] = "the outputs do not depend on it, or it is not called as a module"
         del filters[name]
     for layer in filters.values():
         layer.find_bases()
