@@ -64,6 +64,34 @@ def test_gradients_are_those_of_autograd_one_record_at_a_time(kind: str) -> None
     torch.testing.assert_close(found, by_autograd(model, layer, inputs, labels), rtol=1e-10, atol=1e-12)
 
 
+class Frames(nn.Module):
+    """Frames of a clip go through a convolution as if they were records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frame = nn.Conv2d(2, 4, 3, groups=2)
+
+    def forward(self, clips: Tensor) -> Tensor:
+        frames: Tensor = self.frame(clips.flatten(0, 1))
+        return frames.reshape(len(clips), -1)
+
+
+def test_frames_that_are_folded_into_the_batch_belong_to_their_record() -> None:
+    model = Frames().double().eval()
+    inputs, labels = drawn((3, 2, 4, 4), 5)
+    found = passes(model, {"frame": model.frame}, inputs, labels, margin)["frame"].gradients()
+    torch.testing.assert_close(found, by_autograd(model, model.frame, inputs, labels), rtol=1e-10, atol=1e-12)
+
+
+def test_groups_without_positions_all_count() -> None:
+    layer = nn.Conv2d(4, 6, 2, groups=2)
+    model = nn.Sequential(layer).double().eval()
+    inputs, labels = drawn((4, 2, 2), 20)
+    found = matched_filter(model, Pool(inputs, labels), margin).layers["0"]
+    one = passes(model, {"0": layer}, inputs, labels, margin)["0"]
+    torch.testing.assert_close(found, reference(layer, one.gradients(), one, 3.0), rtol=1e-9, atol=1e-9)
+
+
 class Residual(nn.Module):
     """Batch norm, activations in place, a skip connection, a layer that is used twice and one that is not used."""
 
@@ -111,7 +139,8 @@ def reference(layer: Layer, gradients: Tensor, one: LayerPass, interference: flo
         rotated = rows.T @ gradients[:, group] @ columns
         bases.append((rows.T @ weight[group] @ columns, rotated))
         separable = torch.outer(a.clamp(min=0), b.clamp(min=0))
-        moments.append(rotated.square().mean(0) if one.positions > 1 else separable)
+        is_sum = one.positions > 1 or len(weight) > 1
+        moments.append(rotated.square().mean(0) if is_sum else separable)
     energy = torch.stack([turned.square() for turned, _ in bases])
     noise = energy.median() / 0.4549
     scale = (energy.sum() - noise * energy.numel()).clamp(min=0) / torch.stack(moments).sum()

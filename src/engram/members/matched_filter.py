@@ -63,6 +63,14 @@ class LayerPass:
         """Per-sample gradients of the margin by [W b], [b, g, q, p]."""
         return self.signals.transpose(2, 3) @ self.entering
 
+    def unfolded(self, records: int) -> LayerPass:
+        """With windows or time steps that were folded into the batch as positions of their record."""
+        both = (
+            part.reshape(records, -1, *part.shape[1:]).transpose(1, 2).flatten(2, 3)
+            for part in (self.entering, self.signals)
+        )
+        return LayerPass(*both)
+
     def joined(self, other: LayerPass) -> LayerPass:
         """With the positions of another call of the same layer."""
         return LayerPass(
@@ -162,11 +170,7 @@ def passes(
     for (name, entering, _), gradient in zip(calls, gradients, strict=True):
         if gradient is None or len(entering) % len(inputs):
             continue
-        shape = (len(inputs), -1)
-        if len(entering) != len(inputs):  # windows or time steps folded into the batch
-            entering = entering.reshape(*shape, *entering.shape[1:]).flatten(1, -2)
-            gradient = gradient.reshape(*shape, *gradient.shape[1:]).flatten(1, -2)
-        one = layer_pass(layers[name], entering, gradient)
+        one = layer_pass(layers[name], entering, gradient).unfolded(len(inputs))
         found[name] = found[name].joined(one) if name in found else one
     return found
 
@@ -197,7 +201,7 @@ class LayerFilter:
         self.by_columns += entering.transpose(1, 2) @ entering
         self.by_rows += signals.transpose(1, 2) @ signals
         self.samples += len(one.entering)
-        self.has_positions |= one.positions > 1
+        self.has_positions |= one.positions > 1 or len(self.weight) > 1  # groups are such a sum, too
 
     def find_bases(self) -> None:
         b, self.columns = torch.linalg.eigh(self.by_columns / self.samples)
