@@ -103,7 +103,7 @@ def measure(name: str, seed: int, root: Path) -> dict[str, Any]:
         "records": plan.n,
         "engram": _rates(found.roc),
         "loss threshold": _rates(found.margin_roc),
-        "layers": {layer: _rates(one) | {"weight": found.weights[layer]} for layer, one in found.layers.items()},
+        "layers": {f"{one.layer} {one.test}": _rates(one.roc) | {"weight": one.weight} for one in found.tests},
         "epsilon_lower": found.epsilon_lower,
         "training_seconds": seconds,
         "seconds": found.seconds,

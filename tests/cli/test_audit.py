@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import signal
 import subprocess
 import time
@@ -145,4 +146,4 @@ def test_labels_that_do_not_fit_are_noticed(model: Path, tmp_path: Path) -> None
     data = ("--data", f"folder:{tmp_path / 'own'}", "-n", 20, "--held-out", f"folder:{tmp_path / 'other'}")
     shape = ("--input-shape", "1x25x25")
     printed = engram("audit", model / "model.safetensors", *shape, *data, *BUDGET, "-o", tmp_path / "audit")
-    assert "the model gets only 0% of the training records right" in printed
+    assert re.search(r"the model gets only \d+% of the training records right", printed)

@@ -7,15 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from engram.core.errors import ConfigError
-from engram.members.matched_filter import (
-    Layer,
-    LayerPass,
-    Pool,
-    layer_weight,
-    matched_filter,
-    passes,
-    readable_layers,
-)
+from engram.members.layers import Layer, LayerPass, blocks_of, layer_weight, passes, readable_layers
+from engram.members.matched_filter import Directions
+from engram.members.pool import Pool
+from engram.members.scores import FILTER, LayerScores, score_layers
 
 LAYERS: dict[str, tuple[Layer, tuple[int, ...]]] = {
     "linear": (nn.Linear(6, 4), (6,)),
@@ -42,6 +37,20 @@ def drawn(shape: tuple[int, ...], n: int, seed: int = 0) -> tuple[Tensor, Tensor
     return inputs, torch.arange(n) % 2
 
 
+def scored(
+    model: nn.Module, inputs: Tensor, labels: Tensor, *, batch: int = 256, **settings: float
+) -> LayerScores:
+    """All records in one pool; the first half counts as the records in question."""
+    half = len(inputs) // 2
+    pool = Pool.of((inputs[:half], labels[:half]), (inputs[half:], labels[half:]), batch=batch)
+    return score_layers(model, pool, margin, **settings)  # type: ignore[arg-type]
+
+
+def filtered(model: nn.Module, inputs: Tensor, labels: Tensor, **settings: float) -> dict[str, Tensor]:
+    found = scored(model, inputs, labels, **settings)  # type: ignore[arg-type]
+    return {layer: scores for (layer, test), scores in found.scores.items() if test == FILTER}
+
+
 def by_autograd(model: nn.Module, layer: Layer, inputs: Tensor, labels: Tensor) -> Tensor:
     """The gradient of one record's margin after another, [n, g, q, p]."""
     rows = []
@@ -60,7 +69,7 @@ def test_gradients_are_those_of_autograd_one_record_at_a_time(kind: str) -> None
     layer, shape = LAYERS[kind]
     model = nn.Sequential(layer, nn.Tanh()).double().eval()
     inputs, labels = drawn(shape, 4)
-    found = passes(model, {"0": layer}, inputs, labels, margin)["0"].gradients()
+    found = passes(model, {"0": layer}, inputs, labels, margin)[1]["0"].gradients()
     torch.testing.assert_close(found, by_autograd(model, layer, inputs, labels), rtol=1e-10, atol=1e-12)
 
 
@@ -79,7 +88,7 @@ class Frames(nn.Module):
 def test_frames_that_are_folded_into_the_batch_belong_to_their_record() -> None:
     model = Frames().double().eval()
     inputs, labels = drawn((3, 2, 4, 4), 5)
-    found = passes(model, {"frame": model.frame}, inputs, labels, margin)["frame"].gradients()
+    found = passes(model, {"frame": model.frame}, inputs, labels, margin)[1]["frame"].gradients()
     torch.testing.assert_close(found, by_autograd(model, model.frame, inputs, labels), rtol=1e-10, atol=1e-12)
 
 
@@ -87,8 +96,8 @@ def test_groups_without_positions_all_count() -> None:
     layer = nn.Conv2d(4, 6, 2, groups=2)
     model = nn.Sequential(layer).double().eval()
     inputs, labels = drawn((4, 2, 2), 20)
-    found = matched_filter(model, Pool(inputs, labels), margin).layers["0"]
-    one = passes(model, {"0": layer}, inputs, labels, margin)["0"]
+    found = filtered(model, inputs, labels)["0"]
+    one = passes(model, {"0": layer}, inputs, labels, margin)[1]["0"]
     torch.testing.assert_close(found, reference(layer, one.gradients(), one, 3.0), rtol=1e-9, atol=1e-9)
 
 
@@ -122,8 +131,8 @@ def residual() -> Residual:
 def test_gradients_through_a_residual_network(name: str) -> None:
     model = residual()
     inputs, labels = drawn((2, 5, 5), 4)
-    layers, _ = readable_layers(model)
-    found = passes(model, layers, inputs, labels, margin)[name].gradients()
+    layers = readable_layers(model)
+    found = passes(model, layers, inputs, labels, margin)[1][name].gradients()
     expected = by_autograd(model, getattr(model, name), inputs, labels)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
@@ -139,8 +148,7 @@ def reference(layer: Layer, gradients: Tensor, one: LayerPass, interference: flo
         rotated = rows.T @ gradients[:, group] @ columns
         bases.append((rows.T @ weight[group] @ columns, rotated))
         separable = torch.outer(a.clamp(min=0), b.clamp(min=0))
-        is_sum = one.positions > 1 or len(weight) > 1
-        moments.append(rotated.square().mean(0) if is_sum else separable)
+        moments.append(rotated.square().mean(0) if one.positions > 1 else separable)
     energy = torch.stack([turned.square() for turned, _ in bases])
     noise = energy.median() / 0.4549
     scale = (energy.sum() - noise * energy.numel()).clamp(min=0) / torch.stack(moments).sum()
@@ -158,33 +166,71 @@ def reference(layer: Layer, gradients: Tensor, one: LayerPass, interference: flo
 def test_streamed_scores_are_those_of_the_whole_pool_in_memory(name: str) -> None:
     model = residual()
     inputs, labels = drawn((2, 5, 5), 30)
-    found = matched_filter(model, Pool(inputs, labels, batch=7), margin, interference=2.0)
-    layers, _ = readable_layers(model)
-    one = passes(model, layers, inputs, labels, margin)[name]
+    found = filtered(model, inputs, labels, batch=7, interference=2.0)
+    layers = readable_layers(model)
+    one = passes(model, layers, inputs, labels, margin)[1][name]
     expected = reference(layers[name], one.gradients(), one, 2.0)
-    torch.testing.assert_close(found.layers[name], expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-9)
 
 
 def test_scores_depend_neither_on_the_batches_nor_on_the_order() -> None:
     model = residual()
     inputs, labels = drawn((2, 5, 5), 20)
     order = torch.randperm(20, generator=torch.Generator().manual_seed(1))
-    whole = matched_filter(model, Pool(inputs, labels, batch=20), margin)
-    single = matched_filter(model, Pool(inputs, labels, batch=1), margin)
-    turned = matched_filter(model, Pool(inputs[order], labels[order], batch=6), margin)
-    for name, scores in whole.layers.items():
-        torch.testing.assert_close(single.layers[name], scores, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(turned.layers[name], scores[order], rtol=1e-9, atol=1e-9)
+    whole = filtered(model, inputs, labels, batch=20)
+    single = filtered(model, inputs, labels, batch=1)
+    turned = filtered(model, inputs[order], labels[order], batch=6)
+    for name, scores in whole.items():
+        torch.testing.assert_close(single[name], scores, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(turned[name], scores[order], rtol=1e-9, atol=1e-9)
 
 
 def test_what_is_not_read_is_listed_with_the_reason() -> None:
-    inputs, labels = drawn((2, 5, 5), 6)
-    found = matched_filter(residual(), Pool(inputs, labels), margin, widest=30)
-    assert found.layers.keys() == {"first", "head"}
-    assert found.left_out == {
-        "twice": "4 x 37 is wider than 30",
-        "unused": "the outputs do not depend on it, or it is not called as a module",
-    }
+    found = scored(residual(), *drawn((2, 5, 5), 6))
+    assert {layer for layer, _ in found.scores} == {"first", "twice", "head"}
+    assert found.left_out == {"unused": "the outputs do not depend on it, or it is not called as a module"}
+
+
+def test_a_wide_layer_is_read_in_blocks() -> None:
+    """A pool of few records spans little of a wide layer; a larger pool needs blocks, and says so."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(50, 30), nn.Tanh(), nn.Linear(30, 1)).double().eval()
+    inputs, labels = drawn((50,), 40)
+    whole, cut = scored(model, inputs, labels), scored(model, inputs, labels, widest=20)
+    assert whole.notes == ()
+    assert cut.notes == (
+        "0 is cut into 2 x 3 blocks, each with its own eigenbasis",
+        "2 is cut into 1 x 2 blocks, each with its own eigenbasis",
+    )
+    assert torch.corrcoef(torch.stack([whole.scores["0", FILTER], cut.scores["0", FILTER]]))[0, 1] > 0.7
+    few = scored(model, inputs[:10], labels[:10], widest=20)
+    assert not [note for note in few.notes if "x 3" in note]
+
+
+def test_blocks_give_the_same_gradients() -> None:
+    model = nn.Sequential(nn.Linear(7, 5), nn.Tanh()).double().eval()
+    inputs, labels = drawn((7,), 4)
+    layers = readable_layers(model)
+    one = passes(model, layers, inputs, labels, margin)[1]["0"]
+    found = one.blocked(2, 3).gradients()
+    expected = torch.stack([blocks_of(gradient, 2, 3) for gradient in one.gradients()])
+    assert found.shape == (4, 6, 3, 3)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_small_pool_gives_the_same_scores_as_the_whole_basis() -> None:
+    """Few vectors are kept instead of moments; every direction outside them is out of every record's reach."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(1, 12, 40, generator=generator, dtype=torch.float64)
+    few, whole = Directions(40), Directions(40)
+    few.add(vectors)
+    whole.moments = torch.zeros(1, 40, 40, dtype=torch.float64)
+    whole.add(vectors)
+    values, basis = few.basis()
+    expected, _ = whole.basis()
+    torch.testing.assert_close(values, expected[:, -12:])
+    torch.testing.assert_close(basis @ torch.diag_embed(values) @ basis.mT, vectors.mT @ vectors)
+    torch.testing.assert_close(basis.mT @ basis, torch.eye(12, dtype=torch.float64)[None])
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -193,11 +239,11 @@ def test_the_model_is_left_as_it_was() -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     inputs, labels = drawn((2, 5, 5), 6)
-    frozen = matched_filter(model, Pool(inputs, labels), margin)
+    frozen = filtered(model, inputs, labels)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
-    free = matched_filter(model, Pool(inputs, labels), margin)
-    assert all(torch.equal(frozen.layers[name], scores) for name, scores in free.layers.items())
+    free = filtered(model, inputs, labels)
+    assert all(torch.equal(frozen[name], scores) for name, scores in free.items())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not any(module._forward_hooks for module in model.modules())
@@ -206,4 +252,4 @@ def test_the_model_is_left_as_it_was() -> None:
 def test_a_model_in_training_mode_is_refused() -> None:
     inputs, labels = drawn((2, 5, 5), 6)
     with pytest.raises(ConfigError, match=r"training mode, where records influence each other; call model.eval"):
-        matched_filter(residual().train(), Pool(inputs, labels), margin)
+        scored(residual().train(), inputs, labels)

@@ -13,13 +13,13 @@ import typer
 
 from engram.cli import options as opt
 from engram.cli.options import progress_bar, remember, remembered
+from engram.cli.records import loaded_records
 from engram.cli.score import show_report, write_pairs
 
 if TYPE_CHECKING:
     from engram.attacks.settings import EngineSettings
     from engram.auditing.record import AuditRecord
-    from engram.data.choice import DataChoice
-    from engram.data.sets import ImageSet, Split
+    from engram.data.sets import Split
     from engram.models.networks import Network
     from engram.models.view import AttackerView
     from engram.training.presets import Plan
@@ -48,24 +48,9 @@ def audit(
     data_root: opt.DataRoot = None,
     data_seed: opt.DataSeed = None,
     with_data: opt.WithData = False,
-    held_out: Annotated[
-        str | None,
-        typer.Option(
-            "--held-out",
-            help="Control: images that training never saw, given like --data; none for no control. Default: the "
-            "images of --data after the training images.",
-        ),
-    ] = None,
-    held_out_n: Annotated[
-        int | None,
-        typer.Option(
-            "--held-out-n", min=1, help="Number of held-out images; default: as many as training images."
-        ),
-    ] = None,
-    mean: Annotated[
-        str,
-        typer.Option("--mean", help="Mean subtracted from inputs: train (the training mean) or zero."),
-    ] = "train",
+    held_out: opt.HeldOut = None,
+    held_out_n: opt.HeldOutNumber = None,
+    mean: opt.Mean = "auto",
     budget: opt.Time = None,
     baselines: Annotated[
         str,
@@ -127,57 +112,20 @@ def show(record: AuditRecord, out: Path) -> None:
     typer.echo(f"Open {out / 'report.html'}; for programs: {out / 'report.json'} and {out / 'risk.csv'}")
 
 
-NO_CONTROL = "none"
-
-
 def chosen_data(model: Path, view: AttackerView[Network], given: Mapping[str, Any]) -> Split | None:
     """Training records and their control, or None for blind mode; options without effect are refused."""
-    import torch
-
-    from engram.auditing.comparison import audit_data
-    from engram.core.errors import ConfigError, require
-
-    require(given["mean"] in ("train", "zero"), "--mean", "must be train or zero", given["mean"])
-    choice = opt.AskedData.of(given).choice(model, view.task.name)
-    has_zero_mean = given["mean"] == "zero"
-    if choice is None:
-        control = {
-            "--held-out": given["held_out"],
-            "--held-out-n": given["held_out_n"],
-            "--mean": has_zero_mean or None,
-        }
-        if stray := [name for name, value in control.items() if value is not None]:
-            raise ConfigError(f"{', '.join(stray)} can only be used with --data; give --data NAME -n NUMBER too")
-        return None
-    train, unseen = _loaded(choice, given["held_out"], given["held_out_n"], given["data_root"])
-    return audit_data(view, train, unseen, torch.zeros(view.input_shape) if has_zero_mean else None)
-
-
-def _loaded(
-    choice: DataChoice, held_out: str | None, held_out_n: int | None, root: Path | None
-) -> tuple[ImageSet, ImageSet | None]:
     from dataclasses import replace
 
-    from engram.core.errors import ConfigError
-    from engram.data.sets import largest
+    from engram.auditing.comparison import audit_data
+    from engram.auditing.preprocessing import chosen_mean
+    from engram.models.open.modules import as_module
 
-    if held_out is None:
-        split = choice.load(root, held_out=held_out_n)
-        if not len(split.held_out):
-            raise ConfigError(
-                f"no image of {choice.name} is left for the control after {choice.n} training images; give others "
-                "with --held-out NAME, or use no control with --held-out none"
-            )
-        return split.train, split.held_out
-    train = choice.load(root, held_out=0).train
-    if held_out == NO_CONTROL:
-        return train, None
-    others = replace(choice, name=held_out, n=len(train.classes))
-    available = largest(others.everything(root))
-    if not available:
-        raise ConfigError(f"--held-out {held_out} does not have an image of every class; choose other data")
-    wanted = min(choice.n, available) if held_out_n is None else held_out_n
-    return train, replace(others, n=wanted).load(root, held_out=0).train
+    found = loaded_records(model, view.task.name, given)
+    if found is None:
+        return None
+    data = audit_data(view, *found)
+    chosen = chosen_mean(as_module(view.network), view.task, data.train, data.held_out, given["mean"])
+    return replace(data, mean=chosen.mean)
 
 
 DEMO_EXAMPLES = "Example: engram demo -o runs/demo"

@@ -11,6 +11,7 @@ import typer
 
 from engram.cli import options as opt
 from engram.cli.options import progress_bar
+from engram.cli.records import AskedData
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,7 +67,7 @@ def inspect(
 
     require(plot is None or plot.suffix == ".png", "--plot", "must end in .png", str(plot))
     view = open_view(model, input_shape=input_shape, task=task, arch=arch)
-    asked = opt.AskedData(
+    asked = AskedData(
         data=data,
         n=n if data is not None or with_data else None,
         labels=labels,

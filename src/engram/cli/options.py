@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.core.errors import ConfigError
-
 if TYPE_CHECKING:
     from engram.core.progress import Progress
-    from engram.data.choice import DataChoice
 
 Model = Annotated[
     Path, typer.Argument(help="A directory from `engram train`, or a .pt, .pth, .pt2 or .safetensors file.")
@@ -27,7 +23,32 @@ DataName = Annotated[
     str | None, typer.Option("--data", help="A name from `engram data list`, npz:PATH or folder:PATH.")
 ]
 Number = Annotated[
-    int | None, typer.Option("-n", min=1, help="Number of training images, split evenly over the classes.")
+    int | None,
+    typer.Option(
+        "-n",
+        min=1,
+        help="Number of training images, split evenly over the classes.",
+    ),
+]
+HeldOut = Annotated[
+    str | None,
+    typer.Option(
+        "--held-out",
+        help="Control: records that training never saw, given like --data; none for no control. Default: with -n, "
+        "the records of --data after the training records.",
+    ),
+]
+HeldOutNumber = Annotated[
+    int | None,
+    typer.Option("--held-out-n", min=1, help="Number of held-out records; default: as many as training records."),
+]
+Mean = Annotated[
+    str,
+    typer.Option(
+        "--mean",
+        help="Mean subtracted from inputs: train (the training mean), zero (none), or auto, which takes the one "
+        "with which the model classifies the records better.",
+    ),
 ]
 Labels = Annotated[
     str | None, typer.Option("--labels", metavar="MAP", help="Label map; the data set's own by default.")
@@ -141,63 +162,6 @@ def check_device(name: str) -> str:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"--device {name} can't be used here ({reason}); use --device cpu") from error
     return name
-
-
-@dataclass(frozen=True, kw_only=True)
-class AskedData:
-    """--data and its options, or --with-data for the model's card; options without effect are refused."""
-
-    data: str | None
-    n: int | None
-    labels: str | None = None
-    classes: int | None = None
-    data_seed: int | None = None
-    with_data: bool = False
-
-    def __post_init__(self) -> None:
-        described = {
-            "-n": self.n,
-            "--labels": self.labels,
-            "--classes": self.classes,
-            "--data-seed": self.data_seed,
-        }
-        given = [name for name, value in described.items() if value is not None]
-        if self.with_data and (self.data is not None or given):
-            listed = ", ".join([*(["--data"] if self.data is not None else []), *given])
-            raise ConfigError(f"--with-data takes the data from the model's card; leave {listed} out")
-        if self.data is None and given:
-            raise ConfigError(f"{', '.join(given)} can only be used with --data; give --data NAME -n NUMBER too")
-        if self.data is not None and self.n is None:
-            raise ConfigError("--data needs -n, the number of training images, e.g. -n 500")
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> AskedData:
-        """From the options of a command by name."""
-        return cls(**{field.name: options[field.name] for field in fields(cls) if field.name in options})
-
-    def choice(self, model: Path | None, task: str) -> DataChoice | None:
-        """The data for a model and its task; None where no data were asked for."""
-        from engram.data.catalog import default_labels
-        from engram.data.choice import DataChoice
-        from engram.models.tasks import own_classes
-
-        if self.data is None or self.n is None:
-            return card_data(model, "--with-data") if self.with_data else None
-        labels = self.labels or default_labels(self.data, own_classes=own_classes(task))
-        return DataChoice(name=self.data, labels=labels, n=self.n, seed=self.data_seed, classes=self.classes)
-
-
-def card_data(model: Path | None, asked_by: str) -> DataChoice:
-    """The data that the card of a model names."""
-    from engram.training.target import card_of
-
-    card = None if model is None else card_of(model)
-    if card is None:
-        raise ConfigError(
-            f"{asked_by} needs a directory from `engram train`, whose card names the data; otherwise give "
-            "--data NAME -n NUMBER [--labels MAP]"
-        )
-    return card.data
 
 
 OPTIONS_FILE = "options.json"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from engram.cli import options as opt
+from engram.cli.records import AskedData, card_data
 
 if TYPE_CHECKING:
     from engram.data.choice import DataChoice
@@ -71,7 +72,7 @@ def score(
     if assignment not in ("nearest", "one-to-one"):
         raise ConfigError(f"--assignment must be nearest or one-to-one, got {assignment!r}")
     found = Reconstruction.load(RunDirectory(run).reconstruction)
-    asked = opt.AskedData(data=data, n=n, labels=labels, classes=classes, data_seed=data_seed)
+    asked = AskedData(data=data, n=n, labels=labels, classes=classes, data_seed=data_seed)
     choice, network = _data_choice(run, asked)
     split = choice.load(data_root)
     is_image = split.train.images.ndim == 4
@@ -142,7 +143,7 @@ def write_pairs(path: Path, report: ScoreReport, split: Split, best: int) -> Non
     write_bytes(path, pairs_figure(pairs, title=title))
 
 
-def _data_choice(run: Path, asked: opt.AskedData) -> tuple[DataChoice, Network | None]:
+def _data_choice(run: Path, asked: AskedData) -> tuple[DataChoice, Network | None]:
     """The data named by the options, else by the card of the model that the run attacked."""
     from engram.core.errors import EngramError
     from engram.core.runs import read_record
@@ -155,4 +156,4 @@ def _data_choice(run: Path, asked: opt.AskedData) -> tuple[DataChoice, Network |
     except EngramError:
         network = None  # the model was moved: its outputs are left out of the table
     named = asked.choice(model, str(record.get("task", "")))
-    return named or opt.card_data(model, "scoring without --data"), network
+    return named or card_data(model, "scoring without --data"), network

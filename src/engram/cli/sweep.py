@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli import options as opt
+from engram.cli.records import AskedData
 
 if TYPE_CHECKING:
     from engram.models.tasks import Task
@@ -145,7 +146,7 @@ def sweep(
         raise ConfigError(f"got {len(found)} models; give one, or --targets to audit them all")
     from engram.cli.sweep_run import Opening, Trackers, run_fleet, run_one
 
-    asked = opt.AskedData(data=data, n=n, labels=labels, classes=classes, data_seed=data_seed, with_data=with_data)
+    asked = AskedData(data=data, n=n, labels=labels, classes=classes, data_seed=data_seed, with_data=with_data)
     spec_for = partial(
         chosen_spec,
         space=space,

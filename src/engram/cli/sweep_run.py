@@ -12,8 +12,8 @@ from typing import Any
 import typer
 
 from engram.auditing.verdict import sweep_verdict
-from engram.cli import options as opt
 from engram.cli.options import progress_bar
+from engram.cli.records import AskedData, card_data
 from engram.cli.score import show_report
 from engram.core.errors import ConfigError, EngramError
 from engram.core.files import write_bytes, write_json
@@ -41,7 +41,7 @@ class Opening:
     input_shape: str | None
     task: str | None
     arch: str | None
-    data: opt.AskedData
+    data: AskedData
     data_root: Path | None
     oracle: bool
     storage: str | None
@@ -66,7 +66,7 @@ class Opening:
         view = self._view(model)
         choice = self.data.choice(model, view.task.name)
         if choice is None and self.oracle:
-            choice = opt.card_data(model, "--oracle")
+            choice = card_data(model, "--oracle")
         data = None if choice is None else choice.load(self.data_root)
         if data is not None and data.train.shape != view.input_shape:
             raise ConfigError(

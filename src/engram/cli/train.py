@@ -9,6 +9,7 @@ import typer
 
 from engram.cli import options as opt
 from engram.cli.options import is_given, progress_bar, remember, remembered
+from engram.cli.records import AskedData
 
 if TYPE_CHECKING:
     from engram.data.sets import Split
@@ -199,7 +200,7 @@ def plan_by_options(**options: Any) -> tuple[Plan, Split]:
     if options["widths"] is not None and options["arch"] is not None:
         raise ConfigError("--widths and --arch each describe the whole network; give one of them")
     task = options["task"] or "binary"
-    choice = opt.AskedData.of(options).choice(None, task)
+    choice = AskedData.of(options).choice(None, task)
     assert choice is not None
     named = {field.name: options[field.name] for field in fields(Recipe) if field.name != "flow"}
     recipe = Recipe(**named, flow=_flow(options))

@@ -108,6 +108,16 @@ def first_classes(images: ImageSet, count: int) -> ImageSet:
     return ImageSet(images.images[kept], images.labels[kept], images.name, images.classes[:count])
 
 
+def labelled(name: str, labels: str, classes: int | None = None, root: Path | None = None) -> ImageSet:
+    """All images of a data set under a label map; `classes` keeps only the first ones."""
+    return _mapped(load(name, root=root), labels, classes)
+
+
+def _mapped(images: ImageSet, labels: str, classes: int | None) -> ImageSet:
+    mapped = apply_labels(images, labels)
+    return mapped if classes is None else first_classes(mapped, classes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataChoice:
     """n balanced images of a data set under a label map: the first of each class, or a seeded choice.
@@ -130,13 +140,9 @@ class DataChoice:
         entry = CATALOG.get(self.name)
         if entry is None or not entry.has_test:
             return None
-        everything = self._mapped(load(self.name, root=root, train=False))
+        everything = _mapped(load(self.name, root=root, train=False), self.labels, self.classes)
         return everything.take(balanced(everything, largest(everything)))
 
     def everything(self, root: Path | None = None) -> ImageSet:
         """All images of the data set under the label map, regardless of `n`."""
-        return self._mapped(load(self.name, root=root))
-
-    def _mapped(self, images: ImageSet) -> ImageSet:
-        mapped = apply_labels(images, self.labels)
-        return mapped if self.classes is None else first_classes(mapped, self.classes)
+        return labelled(self.name, self.labels, self.classes, root)

@@ -52,6 +52,11 @@ class ImageSet:
         """The images at `indices`, in that order."""
         return replace(self, images=self.images[indices], labels=self.labels[indices])
 
+    def first(self, count: int) -> ImageSet:
+        """The first `count` images."""
+        require(0 < count <= len(self), "the number of images", f"must be in 1..{len(self)} of {self.name}", count)
+        return self.take(torch.arange(count))
+
 
 @dataclass(frozen=True, eq=False)
 class Split:

@@ -1,7 +1,7 @@
 """`membership`: which records were in training, for any PyTorch model, from its weights alone.
 
-Every record is scored by the matched filter at every layer it can read, and the layers' scores are added up.
-Members and controls are treated alike, and nothing is fitted to who is a member.
+Every record is scored by the matched filter and the pooled fit at every layer that can be read, and the scores are
+combined. Members and controls are treated alike, and nothing is fitted to who is a member.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,17 +21,28 @@ from torch import Tensor, nn
 from engram.core import files
 from engram.core.errors import require
 from engram.core.progress import Progress, silent
-from engram.members.matched_filter import Margin, Pool, matched_filter
-from engram.models.modules import as_module
+from engram.members.layers import Margin, as_fed
+from engram.members.mixture import combine
+from engram.members.pool import Control, Pool, Records
+from engram.members.scores import score_layers
 from engram.models.open.door import Model, open_view
+from engram.models.open.modules import as_module
 from engram.models.tasks import Binary, Regression, Task, infer_task, task_named
 from engram.scoring.bounds import CONFIDENCE, DELTA, Interval, clopper_pearson, epsilon_lower, p_values
 from engram.scoring.curves import RATES, Roc, roc
 
 LEAK = 0.01
 """A leak is found if the records would outscore the controls by chance with less than this probability."""
-Records = tuple[Tensor, Tensor]
-"""Inputs [n, ...] as the model takes them, and labels [n]."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTest:
+    """One test at one layer: its weight in the combined score, and how well it does alone."""
+
+    layer: str
+    test: str
+    weight: float
+    roc: Roc
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +52,14 @@ class MembershipRecord:
     train: Tensor
     held_out: Tensor
     labels: tuple[Tensor, Tensor]
-    layers: dict[str, Roc]
-    weights: dict[str, float]
+    tests: tuple[LayerTest, ...]
+    """Highest weight first."""
     left_out: dict[str, str]
+    notes: tuple[str, ...]
     roc: Roc
     margin_roc: Roc
     epsilon_lower: float
+    control: Control
     seconds: float
 
     @property
@@ -89,11 +102,10 @@ class MembershipRecord:
             "epsilon_lower": self.epsilon_lower,
             "delta": DELTA,
             "note": self.roc.note,
-            "layers": {
-                name: {"weight": self.weights[name], "auc": one.auc, "tpr_at_0": one.at(0)}
-                for name, one in self.layers.items()
-            },
+            "layers": self.layers_json(),
             "left_out": self.left_out,
+            "notes": list(self.notes),
+            "control": self.control.to_json(),
             "margin": {"auc": self.margin_roc.auc, "tpr_at_0": self.margin_roc.at(0)},
             "pool": len(self.train) + len(self.held_out),
             "records": len(self.train),
@@ -102,6 +114,15 @@ class MembershipRecord:
             "tpr": curve["tpr"],
             "seconds": self.seconds,
         }
+
+    def layers_json(self) -> dict[str, Any]:
+        """By layer: its weight in all, and every test's own."""
+        layers: dict[str, Any] = {}
+        for one in self.tests:
+            layer = layers.setdefault(one.layer, {"weight": 0.0, "tests": {}})
+            layer["weight"] += one.weight
+            layer["tests"][one.test] = {"weight": one.weight, "auc": one.roc.auc, "tpr_at_0": one.roc.at(0)}
+        return layers
 
     def to_csv(self) -> str:
         text = io.StringIO()
@@ -134,53 +155,38 @@ def membership(
     """Which of `records` were in training, asked of the weights; `held_out` is the control.
 
     model      any module, used as it is, or what `engram.open_view` opens, with its input_shape, task and arch
-    records    (inputs [n, ...] as the model takes them, labels [n]) that may have been in training
+    records    (inputs [n, ...] as the model takes them, labels [n]) that may have been in training, as tensors or
+               arrays; or batches of such, e.g. a DataLoader that does not shuffle, which is read several times
     held_out   the same for records of the same kind that training never saw; several hundred, if possible
     task       what the outputs mean; default: binary for one output, else classes
     """
     started = time.perf_counter()
-    for name, one in (("records", records), ("held_out", held_out)):
-        require(len(one[0]) > 1, name, "must contain at least two records", len(one[0]), "give a hundred or more")
-        require(len(one[0]) == len(one[1]), name, "must have as many labels as inputs", len(one[1]))
     if not isinstance(model, nn.Module):
         view = open_view(model, input_shape=input_shape, task=task, arch=arch)
         model, task = as_module(view.network), view.task.name
-    pool = Pool(torch.cat([records[0], held_out[0]]), torch.cat([records[1], held_out[1]]), batch)
+    pool = Pool.of(records, held_out, batch=batch, progress=progress)
     with _in_eval_mode(model):
         margin = margin_of(_task(model, pool, task))
-        found = matched_filter(model, pool, margin, progress=progress)
-        with torch.no_grad():
-            margins = torch.cat([margin(model(inputs), labels) for inputs, labels in pool])
-    n, weights = len(records[0]), layer_weights(found.layers)
-    scores = torch.stack([weights[name] * one for name, one in found.layers.items()]).sum(0)
+        found = score_layers(model, pool, margin, progress=progress)
+    mixture = combine(torch.stack([one.double() for one in found.scores.values()], 1))
+    n, scores = pool.records, mixture.scores
+    tests = [
+        LayerTest(layer, test, weight, roc(one[:n], one[n:]))
+        for ((layer, test), one), weight in zip(found.scores.items(), mixture.weights.tolist(), strict=True)
+    ]
     return MembershipRecord(
         train=scores[:n],
         held_out=scores[n:],
-        labels=(records[1], held_out[1]),
-        layers={name: roc(one[:n], one[n:]) for name, one in found.layers.items()},
-        weights=weights,
+        labels=(pool.labels[:n], pool.labels[n:]),
+        tests=tuple(sorted(tests, key=lambda test: -test.weight)),
         left_out=found.left_out,
+        notes=found.notes,
         roc=roc(scores[:n], scores[n:]),
-        margin_roc=roc(margins[:n], margins[n:]),
+        margin_roc=roc(found.margins[:n], found.margins[n:]),
         epsilon_lower=epsilon_lower(scores[:n], scores[n:]),
+        control=pool.control,
         seconds=time.perf_counter() - started,
     )
-
-
-def layer_weights(layers: Mapping[str, Tensor]) -> dict[str, float]:
-    """How much each layer counts, in all 1: the mean of its t over the pool, if positive.
-
-    A record that was not in training has t of mean 0 and spread 1 at every layer; a member has a higher mean. So
-    the pool's mean is the members' shift times their share, and adding up in proportion to the shifts is the best
-    linear combination. Who is a member is not asked.
-
-    >>> two = torch.tensor
-    >>> layer_weights({"a": two([0.0, 6.0]), "b": two([1.0, 1.0]), "c": two([-1.0, 0.0])})
-    {'a': 0.75, 'b': 0.25, 'c': 0.0}
-    """
-    means = {name: max(0.0, float(scores.mean())) for name, scores in layers.items()}
-    total = sum(means.values())
-    return {name: mean / total if total > 0 else 1 / len(means) for name, mean in means.items()}
 
 
 def margin_of(task: Task) -> Margin:
@@ -201,7 +207,7 @@ def margin_of(task: Task) -> Margin:
 
 def _task(model: nn.Module, pool: Pool, name: str | None) -> Task:
     with torch.no_grad():
-        outputs = model(pool.inputs[:2])
+        outputs = model(as_fed(model, next(iter(pool))[0][:2]))
     require(
         outputs.ndim <= 2 and len(outputs) == 2,
         "model",

@@ -62,6 +62,14 @@ def read_any_network(
     return dense_network(state, ordered=ordered)
 
 
+def read_state(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Tensor]:
+    """The state_dict in `path`, as it is, with plain names."""
+    kind = _kind(path, max_bytes)
+    if kind is _Kind.ZIP and is_exported(path):
+        raise CheckpointError(f"{path} is an exported program, not a state_dict; {CURE}")
+    return _state(path, kind, max_bytes)
+
+
 def _state(path: Path, kind: _Kind, max_bytes: int) -> dict[str, Tensor]:
     """The state_dict in a file, with plain names."""
     loaded: object = _safetensors(path) if kind is _Kind.SAFETENSORS else _pickled(path, kind, max_bytes)

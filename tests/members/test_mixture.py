@@ -1,0 +1,55 @@
+"""Scores combined without labels: as good as with them, and nothing is found where there is nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from engram.members.mixture import combine
+from engram.scoring.curves import roc
+
+
+def drawn(shifts: tuple[float, ...], *, n: int = 500, members: int = 250, seed: int = 0) -> Tensor:
+    """Correlated scores of spread one; the first records are members."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(n, len(shifts), generator=generator, dtype=torch.float64)
+    scores += 0.7 * torch.randn(n, 1, generator=generator, dtype=torch.float64)
+    scores[:members] += torch.tensor(shifts, dtype=torch.float64)
+    return scores
+
+
+@pytest.mark.parametrize("members", [50, 250, 450])
+def test_it_is_as_good_as_the_best_direction_with_labels(members: int) -> None:
+    scores = drawn((3.0, 1.0, 0.0, 0.0), members=members)
+    others = scores[members:]
+    known = torch.linalg.solve(torch.cov(others.T), scores[:members].mean(0) - others.mean(0))
+    best, found = scores @ known, combine(scores)
+    assert roc(found.scores[:members], found.scores[members:]).auc > roc(best[:members], best[members:]).auc - 0.02
+    assert found.share == pytest.approx(members / len(scores), abs=0.15)
+
+
+def test_it_is_hardly_worse_than_its_best_part() -> None:
+    scores = drawn((6.0, 0.2, -0.2, 0.0, 0.0, 0.0))
+    alone, found = roc(scores[:250, 0], scores[250:, 0]), combine(scores)
+    assert roc(found.scores[:250], found.scores[250:]).auc > alone.auc - 0.005
+
+
+def test_scales_do_not_matter() -> None:
+    scores = drawn((3.0, 1.0))
+    scaled = combine(scores * torch.tensor([1000.0, 0.001], dtype=torch.float64))
+    torch.testing.assert_close(scaled.scores, combine(scores).scores, rtol=1e-6, atol=1e-6)
+
+
+def test_nothing_is_found_where_nobody_was_in_training() -> None:
+    areas = []
+    for seed in range(20):
+        found = combine(drawn((0.0, 0.0, 0.0), seed=seed, members=0)).scores
+        areas.append(roc(found[:250], found[250:]).auc)
+    assert 0.45 < sum(areas) / 20 < 0.55
+    assert all(0.4 < area < 0.6 for area in areas)
+
+
+@pytest.mark.parametrize("scores", [torch.zeros(10, 2), torch.ones(10, 1), torch.eye(4)])
+def test_degenerate_scores_stay_finite(scores: Tensor) -> None:
+    assert combine(scores.double()).scores.isfinite().all()
