@@ -11,13 +11,13 @@ import pytest
 import typer
 
 from engram.cli import app as command_line
-from engram.cli import audit, inspect, reconstruct, reproduce, score, sweep, train, watch
+from engram.cli import audit, inspect, membership, reconstruct, reproduce, score, sweep, train, watch
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 HELP = {
     f"help of {module.__name__.rpartition('.')[2]}": module.EXAMPLES
-    for module in (audit, inspect, reconstruct, reproduce, score, sweep, train, watch)
+    for module in (audit, inspect, membership, reconstruct, reproduce, score, sweep, train, watch)
 } | {"help of demo": audit.DEMO_EXAMPLES}
 PLACEHOLDERS = {"N": "10", "NUMBER": "10", "...": "10"}
 

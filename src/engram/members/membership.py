@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.core import files
-from engram.core.errors import require
+from engram.core.errors import ConfigError, require
 from engram.core.progress import Progress, silent
 from engram.members.layers import Margin, as_fed
 from engram.members.mixture import combine
@@ -166,7 +166,9 @@ def membership(
         model, task = as_module(view.network), view.task.name
     pool = Pool.of(records, held_out, batch=batch, progress=progress)
     with _in_eval_mode(model):
-        margin = margin_of(_task(model, pool, task))
+        require(int(pool.labels.min()) >= 0, "labels", "must not be negative", int(pool.labels.min()))
+        example = next(iter(pool))[0][:2]
+        margin = margin_of(task_of(model, example, pool.labels.max(), task))
         found = score_layers(model, pool, margin, progress=progress)
     mixture = combine(torch.stack([one.double() for one in found.scores.values()], 1))
     n, scores = pool.records, mixture.scores
@@ -205,24 +207,29 @@ def margin_of(task: Task) -> Margin:
     return margin
 
 
-def _task(model: nn.Module, pool: Pool, name: str | None) -> Task:
-    with torch.no_grad():
-        outputs = model(as_fed(model, next(iter(pool))[0][:2]))
+@torch.no_grad()
+def task_of(model: nn.Module, example: Tensor, highest_label: int | Tensor, name: str | None) -> Task:
+    """What the outputs mean: the task by name, or by their number for a few inputs; labels must fit it."""
+    try:
+        outputs = model(as_fed(model, example))
+    except (RuntimeError, ValueError, IndexError) as error:
+        shape, reason = "x".join(map(str, example.shape[1:])), str(error).partition("\n")[0]
+        raise ConfigError(f"the model can't take inputs of shape {shape}: {reason}; give others") from error
     require(
-        outputs.ndim <= 2 and len(outputs) == 2,
+        isinstance(outputs, Tensor) and outputs.ndim <= 2 and len(outputs) == len(example),
         "model",
         "must give one output or one row of outputs per record",
-        tuple(outputs.shape),
+        tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__,
         "wrap it in a module that does",
     )
-    count = outputs.reshape(2, -1).shape[1]
+    count = outputs.reshape(len(example), -1).shape[1]
     task = infer_task(count) if name is None else task_named(name, count)
-    highest = int(pool.labels.max())
     require(
-        int(pool.labels.min()) >= 0 and highest < task.label_count,
+        0 <= int(highest_label) < task.label_count,
         "labels",
         f"must be in 0..{task.label_count - 1} for a {task.name} task",
-        highest,
+        int(highest_label),
+        "choose another label map with --labels, or renumber them",
     )
     return task
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from engram.core.errors import ConfigError, require
 from engram.core.progress import Progress, silent
 from engram.scoring.curves import Roc, roc
 
-Batches = Iterable[tuple[Tensor, Tensor]]
+Batches = Iterable[Sequence[Tensor]]
 Records = tuple[Any, Any] | Batches
 """(inputs [n, ...] as the model takes them, labels [n]), tensors or arrays; or batches of such, e.g. a DataLoader
 that does not shuffle."""

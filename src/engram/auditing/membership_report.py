@@ -1,0 +1,282 @@
+"""The membership test with records as images: preprocessing, the test, and a report that a person can read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from engram.auditing.comparison import LEARNT
+from engram.auditing.preprocessing import ChosenMean, chosen_mean
+from engram.auditing.visuals import roc_chart
+from engram.core import files
+from engram.core.errors import require
+from engram.core.progress import Progress, silent
+from engram.core.runs import versions
+from engram.data.sets import ImageSet
+from engram.members.membership import MembershipRecord, membership, task_of
+from engram.render.html import Cell, Gallery, Page, Picture, Section, Table, Tile, data_uri, render
+from engram.scoring.bounds import CONFIDENCE, DELTA
+from engram.scoring.curves import RATES
+
+MOST_PICTURES = 60
+MOST_ROWS = 200
+LIMITS = (
+    "No leak found is not a proof of safety: it means that these tests do not tell the records apart. A better "
+    "test may.",
+    "The control is only as good as the held-out records: they must be of the same kind as the training records "
+    "and never seen in training.",
+    "A record is identified if it scores higher than every held-out record. With more held-out records the "
+    "threshold rises; the bounds say how sure the rate is.",
+    "The pool contains all records, as the owner has them. An attacker with fewer training records identifies "
+    "fewer.",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class CentredBatches:
+    """Images without their mean, batch by batch, so that no second copy is held."""
+
+    images: ImageSet
+    mean: Tensor
+    batch: int
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, len(self.images), self.batch):
+            some = slice(start, start + self.batch)
+            yield self.images.images[some] - self.mean, self.images.labels[some]
+
+
+@dataclass(frozen=True, eq=False)
+class MembershipReport:
+    """A membership record with what it was asked about."""
+
+    model: str
+    record: MembershipRecord
+    train: ImageSet
+    held_out: ImageSet
+    mean: ChosenMean
+    command: str | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes the numbers doubtful, worst first."""
+        found = list(self.record.control.warnings)
+        if self.mean.accuracy < LEARNT:
+            found.append(
+                f"The model gets only {self.mean.accuracy:.0%} of the training records right: they may not be "
+                "what it was trained on, or the labels or the preprocessing (--mean) are wrong."
+            )
+        return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.record.to_json(),
+            "model": self.model,
+            "data": {"train": self.train.name, "held_out": self.held_out.name, "mean": self.mean.name},
+            "accuracy": self.mean.accuracy,
+            "warnings": list(self.warnings),
+            "versions": versions(),
+            "command": self.command,
+        }
+
+    def save(self, directory: Path) -> None:
+        """Write report.html, membership.json and membership.csv."""
+        files.prepare_directory(directory)
+        files.write_bytes(directory / "membership.csv", self.record.to_csv().encode())
+        files.write_bytes(directory / "report.html", render(page_of(self)).encode())
+        files.write_json(directory / "membership.json", self.to_json())
+
+
+def run_membership(
+    model: nn.Module,
+    train: ImageSet,
+    held_out: ImageSet,
+    *,
+    name: str,
+    task: str | None = None,
+    input_shape: tuple[int, ...] | None = None,
+    mean: str = "auto",
+    batch: int = 256,
+    command: str | None = None,
+    progress: Progress = silent,
+) -> MembershipReport:
+    """Ask a module which of `train` it was trained on; `held_out` is the control."""
+    for what, one, shape in (("the data", train, input_shape or train.shape), ("held_out", held_out, train.shape)):
+        require(
+            one.shape == tuple(shape),
+            what,
+            f"must have the shape {'x'.join(map(str, shape))}",
+            "x".join(map(str, one.shape)),
+            "choose the data that the model was trained on",
+        )
+    meaning = task_of(model, train.images[:2], int(max(train.labels.max(), held_out.labels.max())), task)
+    chosen = chosen_mean(model, meaning, train, held_out, mean)
+    sources = (CentredBatches(one, chosen.mean, batch) for one in (train, held_out))
+    record = membership(model, *sources, task=meaning.name, progress=progress)
+    return MembershipReport(name, record, train, held_out, chosen, command)
+
+
+def page_of(report: MembershipReport) -> Page:
+    record = report.record
+    return Page(
+        title=f"{report.model}: which records were in training?",
+        outcome="leak found" if record.leaks else "no leak found",
+        sentence=record.sentence,
+        tiles=_tiles(report),
+        sections=[
+            *_warning_sections(report),
+            _exposed_section(report),
+            _rates_section(report),
+            _layers_section(report),
+            _records_section(report),
+            Section("limits", "What the numbers do not say", LIMITS),
+            _settings_section(report),
+        ],
+        product="engram membership",
+    )
+
+
+def _tiles(report: MembershipReport) -> list[Tile]:
+    record = report.record
+    none, some = record.bounds(0.0), record.bounds(0.01)
+    return [
+        Tile("members identified", f"{none.rate:.0%}", f"no false alarm; {none.low:.0%} to {none.high:.0%}"),
+        Tile("at 1 % false alarms", f"{some.rate:.0%}", f"{some.low:.0%} to {some.high:.0%}"),
+        Tile("AUC", f"{record.roc.auc:.3f}", "0.5 is chance"),
+        Tile(
+            "epsilon at least", f"{record.epsilon_lower:.1f}", f"at {CONFIDENCE:.0%} confidence, delta {DELTA:g}"
+        ),
+        Tile("seconds", f"{record.seconds:.0f}", f"for {len(record.train) + len(record.held_out):,} records"),
+    ]
+
+
+def _warning_sections(report: MembershipReport) -> list[Section]:
+    return [Section("warnings", "Read this first", report.warnings)] if report.warnings else []
+
+
+def _exposed_section(report: MembershipReport) -> Section:
+    record, train = report.record, report.train
+    order = record.train.argsort(descending=True, stable=True)
+    gallery = None
+    if len(train.shape) == 3:
+        pictures = [
+            Picture(
+                data_uri(train.images[index]),
+                f"Training record {index}, {train.classes[int(train.labels[index])]}",
+                f"{float(record.train[index]):.1f}",
+                anchor=f"record-{index}",
+            )
+            for index in order[:MOST_PICTURES].tolist()
+        ]
+        gallery = Gallery(pictures, len(train), has_originals=False)
+    return Section(
+        "exposed",
+        "The most exposed records",
+        ["Highest score first. A high score means that the record's own gradient stands out in the weights."],
+        gallery=gallery,
+    )
+
+
+def _records_section(report: MembershipReport) -> Section:
+    record, train = report.record, report.train
+    chances, _ = record.p_values()
+    order = record.train.argsort(descending=True, stable=True)
+    highest = float(record.held_out.max())
+    rows: list[list[Cell]] = [
+        [
+            index,
+            train.classes[int(train.labels[index])],
+            float(record.train[index]),
+            float(chances[index]),
+            float(record.train[index]) > highest,
+        ]
+        for index in order[:MOST_ROWS].tolist()
+    ]
+    shown = "" if len(train) <= MOST_ROWS else f"The {MOST_ROWS} highest of "
+    return Section(
+        "records",
+        "Record by record",
+        [
+            "The p-value says how likely a held-out record scores as high. Identified: the score is above that of "
+            "every held-out record."
+        ],
+        tables=[
+            Table(
+                ("record", "label", "score", "p-value", "identified"),
+                rows,
+                f"{shown}{len(train):,} records; all are in membership.csv",
+                sortable=True,
+            )
+        ],
+    )
+
+
+def _rates_section(report: MembershipReport) -> Section:
+    record = report.record
+    rows: list[list[Cell]] = []
+    for rate in RATES:
+        bounds = record.bounds(rate)
+        needed = "any" if rate == 0 else f"{round(1 / rate):,}"
+        alone = record.margin_roc.at(rate)
+        rows.append([f"{rate:.1%}", bounds.rate, bounds.low, bounds.high, alone, needed])
+    heads = ("false-positive rate", "identified", "at least", "at most", "by the margin alone", "controls needed")
+    epsilon = (
+        f"Training that is (epsilon, {DELTA:g})-differentially private with an epsilon below "
+        f"{record.epsilon_lower:.2f} would give such scores with a probability of at most {1 - CONFIDENCE:.0%}."
+    )
+    if record.epsilon_lower == 0:
+        epsilon = "The scores rule out no epsilon: training with perfect privacy could give them."
+    return Section(
+        "rates",
+        "How many, and how sure",
+        [
+            "The margin alone is what an attacker gets who only queries the model: a threshold on how sure it is.",
+            epsilon,
+            *([] if record.roc.note is None else [f"{record.roc.note}."]),
+        ],
+        [roc_chart("Members identified", {"from the weights": record.roc, "margin alone": record.margin_roc})],
+        tables=[Table(heads, rows, f"With bounds at {CONFIDENCE:.0%} confidence (Clopper-Pearson)")],
+    )
+
+
+def _layers_section(report: MembershipReport) -> Section:
+    record = report.record
+    words = {"filter": "matched filter", "fit": "pooled fit"}
+    rows = [(one.layer, words[one.test], one.weight, one.roc.auc, one.roc.at(0)) for one in record.tests]
+    left_out = [f"{name} is not read: {why}." for name, why in record.left_out.items()]
+    return Section(
+        "layers",
+        "Which layers speak",
+        [
+            "Each layer is asked twice: whether the record's gradient is in its weights (matched filter), and how "
+            "much of them it explains that no other record does (pooled fit). The weights of the tests are found "
+            "without asking who is a member.",
+            *(f"{note[0].upper()}{note[1:]}." for note in record.notes),
+            *left_out,
+        ],
+        tables=[Table(("layer", "test", "weight", "AUC", "TPR at 0 FPR"), rows, "Tests, highest weight first")],
+    )
+
+
+def _settings_section(report: MembershipReport) -> Section:
+    mean = {"train": "the training mean", "zero": "nothing"}[report.mean.name]
+    rows = [
+        ("training records", f"{len(report.train):,} of {report.train.name}"),
+        ("held-out records", f"{len(report.held_out):,} of {report.held_out.name}"),
+        ("subtracted from inputs", mean),
+        ("training records classified right", f"{report.mean.accuracy:.1%}"),
+        ("AUC of a classifier between both sets, without the model", f"{report.record.control.roc.auc:.2f}"),
+    ]
+    return Section(
+        "reproduce",
+        "Settings and how to reproduce",
+        tables=[
+            Table(("setting", "value"), rows, "What was asked"),
+            Table(("software", "version"), list(versions().items()), "Versions"),
+        ],
+        code=[] if report.command is None else [report.command],
+    )

@@ -1,0 +1,135 @@
+"""`engram membership`: which records were in training, asked of any PyTorch model's weights."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from engram.cli import options as opt
+from engram.cli.options import progress_bar
+from engram.cli.records import loaded_records
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from engram.auditing.membership_report import MembershipReport
+
+LEAK_EXIT_CODE = 3
+EXAMPLES = (
+    "Examples: engram membership model.pt --input-shape 3x32x32 --data npz:train.npz --held-out npz:held.npz "
+    "-o runs/members; "
+    "engram membership resnet.pt --model-code my_model.py:build --data folder:train --held-out folder:held "
+    "-o runs/members; "
+    "engram membership runs/gate --with-data -o runs/members"
+)
+
+
+def membership(
+    context: typer.Context,
+    model: opt.Model,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Directory for the report and its files.")],
+    data: opt.DataName = None,
+    held_out: opt.HeldOut = None,
+    model_code: Annotated[
+        str | None,
+        typer.Option(
+            "--model-code",
+            metavar="FILE.py:FUNCTION",
+            help="Your function that builds the model, for a state_dict of any class. THE FILE IS RUN: name only "
+            "code that you trust. The weights file itself is never executed.",
+        ),
+    ] = None,
+    input_shape: opt.InputShape = None,
+    arch: opt.Arch = None,
+    task: opt.TaskName = None,
+    n: opt.Number = None,
+    labels: opt.Labels = None,
+    classes: opt.Classes = None,
+    data_root: opt.DataRoot = None,
+    data_seed: opt.DataSeed = None,
+    with_data: opt.WithData = False,
+    held_out_n: opt.HeldOutNumber = None,
+    mean: opt.Mean = "auto",
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Records per pass.")] = 256,
+    fail_on_leak: Annotated[
+        bool, typer.Option("--fail-on-leak", help="Exit with 3 if a leak is found, for CI.")
+    ] = False,
+    device: opt.Device = "cpu",
+) -> None:
+    """Which of your records were in training? Asked of the weights of any PyTorch model, with a control.
+
+    No shadow models are trained. Writes report.html, membership.json and membership.csv (a score and a p-value for
+    every record). Without -n, all records of --data are training records and all of --held-out are controls. The
+    exit code is 0 whatever is found, 3 for a leak with --fail-on-leak, and 1 for an error.
+    """
+    from engram.auditing.membership_report import run_membership
+    from engram.core.errors import ConfigError
+    from engram.core.runs import require_free
+
+    given = dict(context.params)
+    require_free(out)
+    if (out / "membership.json").exists():
+        raise ConfigError(f"{out} already contains a membership report; choose another directory with -o")
+    module, shape, meaning = opened(model, given)
+    found = loaded_records(model, meaning or "multiclass", given)
+    if found is None:
+        raise ConfigError(
+            "there are no records to ask about; give them with --data and --held-out, or --with-data"
+        )
+    train, control = found
+    if control is None:
+        raise ConfigError("without a control no score means anything; give held-out records with --held-out")
+    with progress_bar() as progress:
+        report = run_membership(
+            module.to(opt.check_device(device)),
+            train,
+            control,
+            name=str(model),
+            task=meaning,
+            input_shape=shape,
+            mean=mean,
+            batch=batch,
+            command=shlex.join(["engram", *sys.argv[1:]]),
+            progress=progress,
+        )
+    report.save(out)
+    show(report, out)
+    if fail_on_leak and report.record.leaks:
+        raise typer.Exit(LEAK_EXIT_CODE)
+
+
+def opened(model: Path, given: Mapping[str, Any]) -> tuple[nn.Module, tuple[int, ...] | None, str | None]:
+    """The model as a module, and the shape of its inputs and its task where they are known."""
+    from engram.core.errors import ConfigError
+    from engram.models.open.door import open_view
+    from engram.models.open.modules import as_module, built_module
+
+    if given["model_code"] is None:
+        view = open_view(model, input_shape=given["input_shape"], task=given["task"], arch=given["arch"])
+        return as_module(view.network), view.input_shape, view.task.name
+    if stray := [name for name in ("input_shape", "arch") if given[name] is not None]:
+        listed = ", ".join(f"--{name.replace('_', '-')}" for name in stray)
+        raise ConfigError(f"{listed} does nothing with --model-code, which builds the model; leave it out")
+    return built_module(given["model_code"], model), None, given["task"]
+
+
+def show(report: MembershipReport, out: Path) -> None:
+    """The answer, what makes it doubtful, and where to read more."""
+    record = report.record
+    typer.secho(record.sentence, fg="red" if record.leaks else "green", bold=True)
+    for rate, name in ((0.0, "no"), (0.01, "1 %")):
+        bounds = record.bounds(rate)
+        typer.echo(
+            f"  {name} false alarms: {bounds.rate:.1%} of the members identified "
+            f"({bounds.low:.1%} to {bounds.high:.1%})"
+        )
+    typer.echo(f"  epsilon is at least {record.epsilon_lower:.2f}, at 95 % confidence; {record.seconds:.1f} s")
+    for warning in report.warnings:
+        typer.secho(f"warning: {warning}", fg="yellow")
+    typer.echo(f"Open {out / 'report.html'}; for programs: {out / 'membership.json'}, {out / 'membership.csv'}")
