@@ -170,7 +170,7 @@ def test_several_classes_are_audited_too() -> None:
     assert record.comparison is not None
     assert record.comparison.examination is None
     assert record.comparison.membership is not None
-    assert len(record.comparison.membership.tests) == 4
+    assert len(record.comparison.membership.tests) == 5
     read = json.loads(json.dumps(record.to_json(), allow_nan=False))
     assert read["model"]["task"] == "multiclass", "as it was given"
     assert read["comparison"]["risks"][0]["margin"] is None

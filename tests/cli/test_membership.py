@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from engram.cli.app import app
 from engram.core.errors import EngramError
+from tests.cli.command import engram
 from tests.members.test_membership import FACES, convolutional, dense, trained
 
 CODE = """
@@ -113,7 +114,7 @@ def test_a_model_that_was_not_trained_on_them_is_doubted(home: Path, tmp_path: P
 def test_errors_name_cause_and_cure(home: Path, tmp_path: Path) -> None:
     shape, out = ("--input-shape", "1x25x25"), ("-o", tmp_path / "run")
     cases: list[tuple[tuple[object, ...], str]] = [
-        ((home / "dense.pt", *shape, *out), r"no records to ask about; give them with --data and --held-out"),
+        ((home / "dense.pt", *shape, *out), r"no records to ask about; give --data and --held-out"),
         (
             (home / "dense.pt", *shape, *out, *data_of(home)[:2]),
             r"so the control needs others: give them with --held",
@@ -173,3 +174,33 @@ def test_the_weights_file_is_never_executed(home: Path, tmp_path: Path) -> None:
             "-o",
             tmp_path / "o",
         )
+
+
+def test_an_audit_of_any_model_asks_for_membership(home: Path, tmp_path: Path) -> None:
+    """Images can't be reconstructed from it, and the report says so."""
+    code = ("--model-code", f"{home / 'code.py'}:build")
+    printed = engram("audit", home / "conv.pt", *code, *data_of(home), "-o", tmp_path / "run")
+    assert "Only membership is audited: images can't be reconstructed, because " in printed
+    assert "Leak found: " in printed
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert (report["mode"], report["verdict"]["leaks"]) == ("membership only", True)
+    assert report["not_tried"]["reconstruction"]
+    assert "What was not tried" in (tmp_path / "run" / "report.html").read_text()
+    engram("audit", home / "conv.pt", *code, *data_of(home), "-o", tmp_path / "again", "--fail-on-leak", expect=3)
+
+
+def test_an_audit_of_a_readable_model_built_by_code_reconstructs(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(
+        "from torch import nn\n"
+        "def build(activation=nn.ReLU):\n"
+        "    layers = nn.Linear(625, 200), activation(), nn.Linear(200, 50), activation(), nn.Linear(50, 1)\n"
+        "    return nn.Sequential(nn.Flatten(), *layers)\n"
+        "def smooth():\n"
+        "    return build(nn.GELU)\n"
+    )
+    run = ("audit", home / "dense.pt", *data_of(home), "--budget", "1s", "--baselines", "none")
+    engram(*run, "--model-code", f"{tmp_path / 'plain.py'}:build", "-o", tmp_path / "run")
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["candidates"]["count"] > 0
+    printed = engram(*run, "--model-code", f"{tmp_path / 'plain.py'}:smooth", "-o", tmp_path / "other")
+    assert "because its layers alone give other outputs" in printed

@@ -10,7 +10,11 @@ from engram.auditing.inspect import describe
 from engram.auditing.reach import judge
 from engram.core.errors import ConfigError
 from engram.members.kkt import ON_BOUNDARY, boundaries, dense_part, membership_tests
+from engram.members.membership import margin_of
+from engram.members.pool import Pool
+from engram.members.scores import score_layers
 from engram.models.networks import Network
+from engram.models.open.modules import as_module
 from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.training.recipe import Recipe
@@ -54,7 +58,11 @@ def test_members_of_a_trained_network_are_identified_by_features() -> None:
     network, _ = train(spec, recipe, Binary(), inputs[:n], labels[:n])
     part = dense_part(AttackerView(network, SHAPE, Binary()))
     own, others = part.entering(inputs[:n]), part.entering(inputs[n:])
-    found = membership_tests(part.view, (own, labels[:n]), (others, labels[n:]), width=part.width)
+    pool = Pool.of((inputs[:n], labels[:n]), (inputs[n:], labels[n:]))
+    layers = score_layers(as_module(network), pool, margin_of(Binary())).scores
+    found = membership_tests(
+        part.view, (own, labels[:n]), (others, labels[n:]), list(layers.values()), width=part.width
+    )
     assert found["combined"].roc.p_value < 0.001
     assert found["boundaries"].train.mean() > 5 * found["boundaries"].held_out.mean()
 

@@ -138,8 +138,8 @@ def test_a_network_as_a_module_computes_the_same() -> None:
 
 def test_what_can_not_be_asked_is_said() -> None:
     (inputs, labels), control = records()
-    with pytest.raises(ConfigError, match=r"records must contain at least two records, got 1"):
-        engram.membership(dense(), (inputs[:1], labels[:1]), control)
+    with pytest.raises(ConfigError, match=r"records must contain records, got 0"):
+        engram.membership(dense(), (inputs[:0], labels[:0]), control)
     with pytest.raises(ConfigError, match=r"labels must be in 0..1 for a binary task, got 2"):
         engram.membership(dense(), (inputs, labels + 1), control)
     with pytest.raises(ConfigError, match=r"no layer of Sequential can be read: it has no Linear or Conv layer"):

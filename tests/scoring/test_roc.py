@@ -7,7 +7,7 @@ import torch
 from scipy.stats import mannwhitneyu
 
 from engram.core.errors import ConfigError
-from engram.scoring.curves import roc
+from engram.scoring.curves import line_up, roc
 
 
 def test_auc_is_the_share_of_pairs_in_the_right_order(generator: torch.Generator) -> None:
@@ -43,3 +43,25 @@ def test_equal_scores_say_nothing_and_nan_is_lowest() -> None:
     assert roc(torch.tensor([torch.nan, 2.0]), torch.tensor([1.0])).auc == 0.5
     with pytest.raises(ConfigError, match="others must be scores"):
         roc(torch.ones(5), torch.ones(0))
+
+
+def test_a_line_up_picks_out_who_was_reconstructed() -> None:
+    """Blurred copies of half of the records pick them out; the others and the controls are left to chance."""
+    generator = torch.Generator().manual_seed(0)
+    train, held_out = torch.randn(20, 5, 5, generator=generator), torch.randn(40, 5, 5, generator=generator)
+    candidates = torch.cat([train[:10] + 0.5 * torch.randn(10, 5, 5, generator=generator), held_out[:1]])
+    found = line_up(candidates, train, held_out)
+    assert found is not None
+    assert found.decoys == 39
+    assert found.train[:10].tolist() == [1] * 10
+    assert found.train[10:].float().mean() > 3
+    assert found.held_out[0] == 1
+    assert (found.held_out[1:] == 1).float().mean() < 0.4
+    assert line_up(candidates, train, held_out[:1]) is None
+
+
+def test_a_record_is_no_decoy_of_its_own() -> None:
+    images = torch.eye(4).reshape(4, 2, 2)
+    found = line_up(images, images[:0], images)
+    assert found is not None
+    assert found.held_out.tolist() == [1, 1, 1, 1]

@@ -16,12 +16,16 @@ from engram.core.errors import require
 from engram.core.files import aligned
 from engram.data.sets import ImageSet, Split
 from engram.members.kkt import DensePart, Membership, membership_tests
+from engram.members.membership import margin_of
+from engram.members.pool import Control, Pool
+from engram.members.scores import score_layers
 from engram.models.networks import Network
+from engram.models.open.modules import as_module
 from engram.models.row_space import RowSpace
 from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.pipeline import compare
-from engram.scoring.curves import Reliability, Roc, reliability, roc
+from engram.scoring.curves import LineUp, Reliability, Roc, line_up, reliability, roc
 from engram.scoring.match import HIGHER_IS_BETTER, Threshold
 from engram.scoring.report import Count, ScoreReport
 
@@ -159,6 +163,8 @@ class Risk:
     ceiling_ncc: float | None
     boundaries: int | None
     membership: float | None
+    line_up_rank: int | None
+    """Among decoys; 1 if the record is picked out."""
     candidate: int
     confidence: float | None
 
@@ -179,6 +185,10 @@ class Comparison:
     risks: tuple[Risk, ...]
     accuracy: float
     """Share of the training records that the model classifies as labelled."""
+    line_up: LineUp | None
+    """Whether a candidate picks its record out among decoys; None without held-out records."""
+    control: Control | None
+    """How well the two sets can be told apart without the model; None without held-out records."""
 
     @property
     def count(self) -> Count:
@@ -188,13 +198,14 @@ class Comparison:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What makes the numbers doubtful."""
+        known = (*(() if self.control is None else self.control.warnings), *self.score.warnings)
         if self.accuracy >= LEARNT:
-            return self.score.warnings
+            return known
         doubt = (
             f"the model gets only {self.accuracy:.0%} of the training records right: they may not be what it was "
             "trained on, or the labels or the subtracted mean are wrong"
         )
-        return (doubt, *self.score.warnings)
+        return (doubt, *known)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -202,10 +213,12 @@ class Comparison:
             "held_out": _described(self.data),
             "accuracy": self.accuracy,
             "warnings": list(self.warnings),
+            "control": None if self.control is None else self.control.to_json(),
             "threshold": self.threshold.text,
             "scores": self.score.to_json(),
             "reconstruction_roc": None if self.roc is None else self.roc.to_json(),
             "membership": None if self.membership is None else self.membership.to_json(),
+            "line_up": None if self.line_up is None else self.line_up.to_json(),
             "confidence": None if self.reliability is None else self.reliability.to_json(),
             "risks": [asdict(risk) for risk in self.risks],
         }
@@ -224,11 +237,18 @@ def compare_with(
         examination = examine(
             part, space, data.train.images, data.train.labels, data.mean, held_out=data.held_out.images
         )
-    membership = None
+    membership = control_kind = lined = None
     if unseen is not None:
         own, control = (part.entering(records) for records in (inputs, unseen))
+        pool = Pool.of((inputs, data.train.labels), (unseen, data.held_out.labels))
+        control_kind, lined = pool.control, line_up(blind.found.images, inputs, unseen)
+        layers = score_layers(as_module(view.network), pool, margin_of(view.task))
         membership = membership_tests(
-            part.view, (own, data.train.labels), (control, data.held_out.labels), width=part.width
+            part.view,
+            (own, data.train.labels),
+            (control, data.held_out.labels),
+            list(layers.scores.values()),
+            width=part.width,
         )
     return Comparison(
         data=data,
@@ -238,10 +258,12 @@ def compare_with(
         examination=examination,
         membership=membership,
         reliability=reliability(blind.found, inputs, unseen),
-        risks=_risks(score, threshold, examination, membership, blind.found.scores),
+        risks=_risks(score, threshold, examination, membership, lined, blind.found.scores),
         accuracy=float(
             view.task.correct(view.network(inputs.to(view.network.weights[0])), data.train.labels).double().mean()
         ),
+        line_up=lined,
+        control=control_kind,
     )
 
 
@@ -263,6 +285,7 @@ def _risks(
     threshold: Threshold,
     examination: Examination | None,
     membership: Membership | None,
+    lined: LineUp | None,
     confidence: Tensor | None,
 ) -> tuple[Risk, ...]:
     table, combined = score.train, None if membership is None else membership["combined"]
@@ -281,6 +304,7 @@ def _risks(
         "ceiling_ncc": None if ceiling is None else ceiling.ncc,
         "boundaries": None if examination is None else examination.boundaries,
         "membership": None if combined is None else combined.train,
+        "line_up_rank": None if lined is None else lined.train,
         "candidate": table.candidate,
         "confidence": own,
     }

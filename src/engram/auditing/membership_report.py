@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from engram.auditing.comparison import LEARNT
 from engram.auditing.preprocessing import ChosenMean, chosen_mean
+from engram.auditing.record import SCHEMA_VERSION
 from engram.auditing.visuals import roc_chart
 from engram.core import files
 from engram.core.errors import require
@@ -60,6 +61,8 @@ class MembershipReport:
     held_out: ImageSet
     mean: ChosenMean
     command: str | None = None
+    not_tried: str | None = None
+    """Why no attack tried to reconstruct images, where an audit wanted it."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -83,12 +86,32 @@ class MembershipReport:
             "command": self.command,
         }
 
+    def audit_json(self) -> dict[str, Any]:
+        """The report.json of an audit that could ask for membership only."""
+        record = self.record
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "audit",
+            "mode": "membership only",
+            "verdict": {
+                "outcome": record.outcome,
+                "sentence": record.sentence,
+                "leaks": record.leaks,
+                "p_reconstruction": None,
+                "p_membership": record.roc.p_value,
+            },
+            "not_tried": {"reconstruction": self.not_tried},
+            "membership": self.to_json(),
+        }
+
     def save(self, directory: Path) -> None:
-        """Write report.html, membership.json and membership.csv."""
+        """Write report.html, membership.json and membership.csv; for an audit also report.json."""
         files.prepare_directory(directory)
         files.write_bytes(directory / "membership.csv", self.record.to_csv().encode())
         files.write_bytes(directory / "report.html", render(page_of(self)).encode())
         files.write_json(directory / "membership.json", self.to_json())
+        if self.not_tried is not None:
+            files.write_json(directory / "report.json", self.audit_json())
 
 
 def run_membership(
@@ -102,6 +125,7 @@ def run_membership(
     mean: str = "auto",
     batch: int = 256,
     command: str | None = None,
+    not_tried: str | None = None,
     progress: Progress = silent,
 ) -> MembershipReport:
     """Ask a module which of `train` it was trained on; `held_out` is the control."""
@@ -117,18 +141,19 @@ def run_membership(
     chosen = chosen_mean(model, meaning, train, held_out, mean)
     sources = (CentredBatches(one, chosen.mean, batch) for one in (train, held_out))
     record = membership(model, *sources, task=meaning.name, progress=progress)
-    return MembershipReport(name, record, train, held_out, chosen, command)
+    return MembershipReport(name, record, train, held_out, chosen, command, not_tried)
 
 
 def page_of(report: MembershipReport) -> Page:
     record = report.record
     return Page(
         title=f"{report.model}: which records were in training?",
-        outcome="leak found" if record.leaks else "no leak found",
+        outcome=record.outcome,
         sentence=record.sentence,
         tiles=_tiles(report),
         sections=[
             *_warning_sections(report),
+            *_untried_sections(report),
             _exposed_section(report),
             _rates_section(report),
             _layers_section(report),
@@ -136,7 +161,7 @@ def page_of(report: MembershipReport) -> Page:
             Section("limits", "What the numbers do not say", LIMITS),
             _settings_section(report),
         ],
-        product="engram membership",
+        product="engram membership" if report.not_tried is None else "engram audit",
     )
 
 
@@ -156,6 +181,16 @@ def _tiles(report: MembershipReport) -> list[Tile]:
 
 def _warning_sections(report: MembershipReport) -> list[Section]:
     return [Section("warnings", "Read this first", report.warnings)] if report.warnings else []
+
+
+def _untried_sections(report: MembershipReport) -> list[Section]:
+    if report.not_tried is None:
+        return []
+    text = (
+        f"Reconstruction of images was not tried: {report.not_tried}. That is no proof that images can't be read "
+        "out of the weights."
+    )
+    return [Section("untried", "What was not tried", [text])]
 
 
 def _exposed_section(report: MembershipReport) -> Section:

@@ -172,6 +172,7 @@ RISK_HEADS = {
     "ceiling_ssim": "ceiling SSIM",
     "boundaries": "boundaries",
     "membership": "membership",
+    "line_up_rank": "line-up rank",
     "confidence": "confidence",
 }
 
@@ -199,7 +200,7 @@ def control_section(record: AuditRecord) -> Section | None:
         return None
     comparison = record.comparison
     charts = [output_chart(comparison)] if comparison.score.train.model_output is not None else []
-    paragraphs, tables = [f"{warning[0].upper()}{warning[1:]}." for warning in comparison.warnings], []
+    paragraphs, tables = [_sentence(warning) for warning in comparison.warnings], []
     if comparison.roc is not None:
         charts.insert(0, roc_chart("Best match: training against held-out", {"best match": comparison.roc}))
         rows = [(f"{rate:.1%}", comparison.roc.at(rate)) for rate in RATES]
@@ -207,11 +208,17 @@ def control_section(record: AuditRecord) -> Section | None:
         tables.append(Table(("false-positive rate", "true-positive rate"), rows, caption))
         if comparison.roc.note is not None:
             paragraphs.append(comparison.roc.note + ".")
+    if comparison.line_up is not None:
+        paragraphs.append(_sentence(comparison.line_up.sentence))
     lead = (
         "The same candidates are scored against held-out records of the same kind. What they match there is "
         "chance or blur; only what goes beyond that is a leak."
     )
     return Section("control", "Control: is it more than chance?", [lead, *paragraphs], charts, tables=tables)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}".removesuffix(".") + "."
 
 
 def risk_section(record: AuditRecord) -> Section | None:
@@ -252,9 +259,9 @@ def membership_section(record: AuditRecord) -> Section | None:
         "Was this record in the training set?",
         [
             "Tests on the weights: how many neuron boundaries a record lies on (boundaries), how much of "
-            f"{read_layer(record)} it explains in one fit with the held-out records (dual), and the mean of both "
-            "ranks (combined). For comparison, the usual test: a threshold on the loss. No test was fitted to "
-            "known members.",
+            f"{read_layer(record)} it explains in one fit with the held-out records (dual), whether its gradient "
+            "is in the weights of every layer (layers), and all of them together (combined). For comparison, the "
+            "usual test: a threshold on the loss. No test was fitted to known members.",
             *(f"{note}." for note in notes),
         ],
         [roc_chart("Membership", curves)],

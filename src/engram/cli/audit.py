@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli import options as opt
+from engram.cli.membership import LEAK_EXIT_CODE, ask
 from engram.cli.options import progress_bar, remember, remembered
 from engram.cli.records import loaded_records
 from engram.cli.score import show_report, write_pairs
 
 if TYPE_CHECKING:
     from engram.attacks.settings import EngineSettings
+    from engram.auditing.membership_report import MembershipReport
     from engram.auditing.record import AuditRecord
     from engram.data.sets import Split
     from engram.models.networks import Network
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from engram.training.presets import Plan
 
 
-LEAK_EXIT_CODE = 3
 EXAMPLES = (
     "Examples: engram audit model.pt --input-shape 3x32x32 -o runs/blind; "
     "engram audit model.pt --input-shape 3x32x32 --data folder:my_training_images -n 500 "
@@ -39,6 +40,7 @@ def audit(
     model: opt.Model,
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory for the report and the run's files.")],
     input_shape: opt.InputShape = None,
+    model_code: opt.ModelCode = None,
     arch: opt.Arch = None,
     task: opt.TaskName = None,
     data: opt.DataName = None,
@@ -75,11 +77,20 @@ def audit(
     """
     from engram.attacks.registry import make_attack
     from engram.auditing.baselines import inversion_settings
+    from engram.auditing.membership_report import MembershipReport
     from engram.auditing.run import run_audit
     from engram.models.open.door import open_view
 
     given = remembered(context, out, resume=resume)
-    view = open_view(model, input_shape=given["input_shape"], task=given["task"], arch=given["arch"])
+    if given["model_code"] is not None:
+        found = readable_or_asked(model, given, out, device)
+        if isinstance(found, MembershipReport):
+            if fail_on_leak and found.record.leaks:
+                raise typer.Exit(LEAK_EXIT_CODE)
+            return
+        view = found
+    else:
+        view = open_view(model, input_shape=given["input_shape"], task=given["task"], arch=given["arch"])
     inversion = inversion_settings(given["baselines"], given["images"])
     compared = chosen_data(model, view, given)
     seconds = None if budget is None else opt.parse_seconds(budget)
@@ -101,6 +112,31 @@ def audit(
     show(record, out)
     if fail_on_leak and record.verdict.leaks:
         raise typer.Exit(LEAK_EXIT_CODE)
+
+
+def readable_or_asked(
+    model: Path, given: Mapping[str, Any], out: Path, device: str
+) -> AttackerView[Network] | MembershipReport:
+    """What the user's code builds, as an attack reads it; where it can't, the answer to who was in training."""
+    from engram.core.errors import ConfigError
+    from engram.models.open.door import parse_shape
+    from engram.models.open.modules import built_module, readable_view
+
+    if given["arch"] is not None:
+        raise ConfigError("--arch does nothing with --model-code, which builds the model; leave it out")
+    module = built_module(given["model_code"], model)
+    records = loaded_records(model, given["task"] or "multiclass", given)
+    if records is None and given["input_shape"] is None:
+        raise ConfigError("--model-code needs --data and --held-out, or --input-shape for a blind audit")
+    shape = records[0].shape if records is not None else parse_shape(given["input_shape"])
+    view = readable_view(module, shape, given["task"])
+    if not isinstance(view, str):
+        return view
+    if records is None:
+        raise ConfigError(f"{model} can only be audited for membership ({view}); give --data and --held-out")
+    typer.echo(f"Only membership is audited: images can't be reconstructed, because {view}.")
+    asked = {**given, "input_shape": None}
+    return ask(module, records, name=str(model), given=asked, out=out, device=device, not_tried=view)
 
 
 def show(record: AuditRecord, out: Path) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from engram.auditing.membership_report import MembershipReport
+    from engram.data.sets import ImageSet
 
 LEAK_EXIT_CODE = 3
 EXAMPLES = (
@@ -36,15 +37,7 @@ def membership(
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory for the report and its files.")],
     data: opt.DataName = None,
     held_out: opt.HeldOut = None,
-    model_code: Annotated[
-        str | None,
-        typer.Option(
-            "--model-code",
-            metavar="FILE.py:FUNCTION",
-            help="Your function that builds the model, for a state_dict of any class. THE FILE IS RUN: name only "
-            "code that you trust. The weights file itself is never executed.",
-        ),
-    ] = None,
+    model_code: opt.ModelCode = None,
     input_shape: opt.InputShape = None,
     arch: opt.Arch = None,
     task: opt.TaskName = None,
@@ -68,21 +61,38 @@ def membership(
     every record). Without -n, all records of --data are training records and all of --held-out are controls. The
     exit code is 0 whatever is found, 3 for a leak with --fail-on-leak, and 1 for an error.
     """
+    from engram.core.errors import ConfigError
+
+    given = dict(context.params)
+    module, shape, meaning = opened(model, given)
+    records = loaded_records(model, meaning or "multiclass", given)
+    if records is None:
+        raise ConfigError("there are no records to ask about; give --data and --held-out, or --with-data")
+    given |= {"task": meaning, "input_shape": shape}
+    report = ask(module, records, name=str(model), given=given, out=out, device=device)
+    if fail_on_leak and report.record.leaks:
+        raise typer.Exit(LEAK_EXIT_CODE)
+
+
+def ask(
+    module: nn.Module,
+    records: tuple[ImageSet, ImageSet | None],
+    *,
+    name: str,
+    given: Mapping[str, Any],
+    out: Path,
+    device: str,
+    not_tried: str | None = None,
+) -> MembershipReport:
+    """Run the test, write its files and print the answer."""
     from engram.auditing.membership_report import run_membership
     from engram.core.errors import ConfigError
     from engram.core.runs import require_free
 
-    given = dict(context.params)
     require_free(out)
     if (out / "membership.json").exists():
         raise ConfigError(f"{out} already contains a membership report; choose another directory with -o")
-    module, shape, meaning = opened(model, given)
-    found = loaded_records(model, meaning or "multiclass", given)
-    if found is None:
-        raise ConfigError(
-            "there are no records to ask about; give them with --data and --held-out, or --with-data"
-        )
-    train, control = found
+    train, control = records
     if control is None:
         raise ConfigError("without a control no score means anything; give held-out records with --held-out")
     with progress_bar() as progress:
@@ -90,18 +100,18 @@ def membership(
             module.to(opt.check_device(device)),
             train,
             control,
-            name=str(model),
-            task=meaning,
-            input_shape=shape,
-            mean=mean,
-            batch=batch,
+            name=name,
+            task=given["task"],
+            input_shape=given["input_shape"],
+            mean=given["mean"],
+            batch=given.get("batch", 256),
             command=shlex.join(["engram", *sys.argv[1:]]),
+            not_tried=not_tried,
             progress=progress,
         )
     report.save(out)
     show(report, out)
-    if fail_on_leak and report.record.leaks:
-        raise typer.Exit(LEAK_EXIT_CODE)
+    return report
 
 
 def opened(model: Path, given: Mapping[str, Any]) -> tuple[nn.Module, tuple[int, ...] | None, str | None]:

@@ -19,6 +19,15 @@ DataRoot = Annotated[
     Path | None,
     typer.Option("--data-root", help="Folder with the data sets; default: ENGRAM_DATA, else ~/.cache/engram."),
 ]
+ModelCode = Annotated[
+    str | None,
+    typer.Option(
+        "--model-code",
+        metavar="FILE.py:FUNCTION",
+        help="Your function that builds the model, for a state_dict of any class. THE FILE IS RUN: name only code "
+        "that you trust. The weights file itself is never executed.",
+    ),
+]
 DataName = Annotated[
     str | None, typer.Option("--data", help="A name from `engram data list`, npz:PATH or folder:PATH.")
 ]

@@ -13,6 +13,7 @@ here also holds for that part of the network (`DensePart`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from engram.attacks.engine.convolutional import PROBES, smooth_noise
 from engram.attacks.engine.self_tuning import PIXEL_STD
 from engram.core.errors import ConfigError, require
 from engram.core.progress import Progress, silent
+from engram.members.mixture import combine
 from engram.models.networks import ConvNetwork, DenseNetwork, Network
 from engram.models.tasks import Binary, Multiclass, Task
 from engram.models.view import AttackerView
@@ -209,7 +211,7 @@ class MembershipTest:
 
 @dataclass(frozen=True, eq=False)
 class Membership:
-    """All tests by name: boundaries, dual (if the task has one), combined, loss."""
+    """All tests by name: boundaries, dual (if the task has one), layers, combined, loss."""
 
     tests: tuple[MembershipTest, ...]
     note: str | None
@@ -226,14 +228,18 @@ def membership_tests(
     view: AttackerView,
     train: tuple[Tensor, Tensor],
     held_out: tuple[Tensor, Tensor],
+    layers: Sequence[Tensor],
     *,
     width: float = ON_BOUNDARY,
 ) -> Membership:
     """Score centred records ([n, *shape], labels [n]) and held-out ones ([k, *shape], [k]).
 
+    `layers` are the scores [n + k] of matched filter and pooled fit at every layer of the whole network.
+
     boundaries  how many first-layer neurons have |w x + b| / ||(w, b)|| < width: training pushes samples there
     dual        the record's lambda_i >= 0 in the best fit of the first layer by all records, held-out too
-    combined    the mean of both ranks in the pool, so that neither score's scale matters
+    layers      matched filter and pooled fit at every layer, combined as a mixture
+    combined    all of these, combined in the same way
     loss        minus the record's loss: what an attacker without the weights would threshold
     """
     for name, one in (("train", train), ("held_out", held_out)):
@@ -244,23 +250,15 @@ def membership_tests(
     note = _why_no_dual(view, len(inputs))
     if note is None:
         scores["dual"] = _pooled_duals(view, inputs, labels)
-    scores["combined"] = torch.stack([pooled_rank(score) for score in scores.values()]).mean(0)
+    own = torch.stack([score.double() for score in layers], 1)
+    others = torch.stack([score.clamp(min=0).log1p() for score in scores.values()], 1)
+    centred = torch.arange(own.shape[1] + others.shape[1]) < own.shape[1]
+    scores["layers"] = combine(own).scores
+    scores["combined"] = combine(torch.cat([own, others], 1), centred).scores
     scores["loss"] = -_losses(view, inputs, labels)
     n = len(train[0])
     tests = [MembershipTest(name, all_[:n], all_[n:], roc(all_[:n], all_[n:])) for name, all_ in scores.items()]
     return Membership(tuple(tests), note)
-
-
-def pooled_rank(scores: Tensor) -> Tensor:
-    """Each score's rank among all, in (0, 1); equal scores share their mean rank, [n] -> [n].
-
-    >>> pooled_rank(torch.tensor([5.0, 1.0, 1.0])).tolist()
-    [0.75, 0.375, 0.375]
-    """
-    _, place = torch.unique(scores, return_inverse=True)
-    counts = torch.bincount(place).double()
-    last = counts.cumsum(0)
-    return ((2 * last - counts + 1) / 2)[place] / (len(scores) + 1)
 
 
 def _why_no_dual(view: AttackerView, records: int) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,10 @@ class MembershipRecord:
         return self.roc.p_value < LEAK
 
     @property
+    def outcome(self) -> Literal["leak found", "no leak found"]:
+        return "leak found" if self.leaks else "no leak found"
+
+    @property
     def sentence(self) -> str:
         found = round(self.roc.at(0) * len(self.train))
         if not self.leaks:
@@ -92,7 +96,7 @@ class MembershipRecord:
         curve = self.roc.to_json()
         return {
             "schema": 1,
-            "outcome": "leak found" if self.leaks else "no leak found",
+            "outcome": self.outcome,
             "sentence": self.sentence,
             "auc": self.roc.auc,
             "p_value": self.roc.p_value,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 ROUNDS = 30
 SHRINKAGE = 0.1
-"""How far covariances are drawn to their diagonal: pools are small, and scores of one record are alike."""
+"""How far covariances are drawn to their diagonal, and further by the number of scores per record of the pool."""
 SURENESS = 3.0
 """How steeply the first guess at who is a member follows the sum of the scores."""
 
@@ -29,8 +29,10 @@ class Mixture:
     share: float
 
 
-def combine(scores: Tensor) -> Mixture:
-    """Scores [n, k] of n records, each with mean 0 for records that were not in training.
+def combine(scores: Tensor, centred: Tensor | None = None) -> Mixture:
+    """One score from k for each of n records, [n, k].
+
+    Where `centred` [k] is set (everywhere by default), records that were not in training have mean 0.
 
     >>> drawn = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
     >>> drawn[:200, 0] += 4
@@ -38,28 +40,32 @@ def combine(scores: Tensor) -> Mixture:
     >>> [round(weight, 1) for weight in found.weights.abs().tolist()], round(found.share, 1)
     ([1.0, 0.0], 0.5)
     """
-    spread = scores.std(0).clamp(min=1e-12)
-    unit = scores / spread
-    first = unit @ unit.mean(0).clamp(min=0)
-    members = torch.sigmoid(SURENESS * (first - first.mean()) / first.std().clamp(min=1e-12))
+    known = torch.ones(scores.shape[1], dtype=torch.bool) if centred is None else centred
+    unit = scores / scores.std(0).clamp(min=1e-12)
+    unit = torch.where(known, unit, unit - unit.median(0).values)
     direction = unit.mean(0).clamp(min=0)
+    first = unit @ direction
+    members = torch.sigmoid(SURENESS * (first - first.mean()) / first.std().clamp(min=1e-12))
+    shrinkage = min(1.0, SHRINKAGE + scores.shape[1] / len(scores))
     for _ in range(ROUNDS):
         share = members.mean().clamp(1e-3, 1 - 1e-3)
         others = 1 - members
         centre = (members[:, None] * unit).sum(0) / members.sum().clamp(min=1e-9)
-        here, there = _covariance(unit, torch.zeros_like(centre), others), _covariance(unit, centre, members)
-        odds = _log_density(unit, centre, there) - _log_density(unit, torch.zeros_like(centre), here)
+        rest = (others[:, None] * unit).sum(0) / others.sum().clamp(min=1e-9)
+        rest = torch.where(known, torch.zeros_like(rest), rest)
+        here, there = _covariance(unit, rest, others, shrinkage), _covariance(unit, centre, members, shrinkage)
+        odds = _log_density(unit, centre, there) - _log_density(unit, rest, here)
         members = torch.sigmoid(odds + torch.log(share / (1 - share))).clamp(1e-6, 1 - 1e-6)
-        direction = torch.linalg.solve(here, centre)
+        direction = torch.linalg.solve(here, centre - rest)
     weights = direction / direction.abs().sum().clamp(min=1e-12)
     return Mixture(unit @ weights, weights, float(members.mean()))
 
 
-def _covariance(points: Tensor, centre: Tensor, weights: Tensor) -> Tensor:
+def _covariance(points: Tensor, centre: Tensor, weights: Tensor, shrinkage: float) -> Tensor:
     away = points - centre
     found = (away * weights[:, None]).T @ away / weights.sum().clamp(min=1e-9)
     diagonal = torch.diag(torch.diag(found))
-    return (1 - SHRINKAGE) * found + SHRINKAGE * diagonal + 1e-6 * torch.eye(len(found), dtype=found.dtype)
+    return (1 - shrinkage) * found + shrinkage * diagonal + 1e-6 * torch.eye(len(found), dtype=found.dtype)
 
 
 def _log_density(points: Tensor, centre: Tensor, covariance: Tensor) -> Tensor:

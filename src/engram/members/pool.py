@@ -83,7 +83,7 @@ class Pool:
             own_labels, own_traits, seen = [], [], set[bytes]()
             for inputs, some in source:
                 require(
-                    inputs.ndim > 1 and some.ndim == 1 and len(inputs) == len(some) > 0,
+                    inputs.ndim > 1 and some.ndim == 1 and len(inputs) == len(some),
                     name,
                     "must have inputs [n, ...] and as many labels [n]",
                     f"{tuple(inputs.shape)} and {tuple(some.shape)}",
@@ -94,12 +94,14 @@ class Pool:
                     "must contain only finite numbers",
                     "NaN or infinity",
                 )
+                if not len(some):
+                    continue
                 own_labels.append(some.detach().cpu().long())
                 own_traits.append(kind_traits(inputs))
                 seen |= _digests(inputs)
                 progress("looking at the records", 0.0)
             count = sum(map(len, own_labels))
-            require(count > 1, name, "must contain at least two records", count, "give a hundred or more")
+            require(count > 0, name, "must contain records", 0, "give at least one, better a hundred")
             labels.append(torch.cat(own_labels))
             traits.append(torch.cat(own_traits))
             digests.append(seen)
@@ -185,6 +187,8 @@ def kind_traits(inputs: Tensor) -> Tensor:
 def told_apart(first: Tensor, second: Tensor) -> Roc:
     """How well a ridge classifier, fitted on four fifths, tells the rest of two sets [n, t], [k, t] apart."""
     both = torch.cat([first, second])
+    if min(len(first), len(second)) < 2 * FOLDS:  # too few to fit and to judge
+        return roc(torch.zeros(len(first)), torch.zeros(len(second)))
     both = (both - both.mean(0)) / both.std(0).clamp(min=1e-9)
     both = torch.cat([both, torch.ones(len(both), 1, dtype=both.dtype)], 1)
     is_first = torch.arange(len(both)) < len(first)

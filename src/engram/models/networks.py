@@ -22,7 +22,8 @@ Activation = Callable[[Tensor], Tensor]
 
 SUPPORTED = (
     "fully-connected ReLU networks with one output (binary, regression) or one per class, weights as [out, in], "
-    "with or without biases, saved as a state_dict (.pt, .pth) or safetensors"
+    "with or without biases, saved as a state_dict (.pt, .pth) or safetensors. Any other PyTorch model can be "
+    "audited for membership: engram membership --model-code, in Python engram.membership(module, ...)"
 )
 
 

@@ -165,5 +165,59 @@ def best_likeness(candidates: Tensor, images: Tensor) -> Tensor:
     return torch.cat([ncc(chunk, images).amax(1) for chunk in torch.split(candidates, AT_ONCE)])
 
 
+DECOYS = 100
+
+
+@dataclass(frozen=True, eq=False)
+class LineUp:
+    """Each record's best candidate asked "which of these is it?": the record's rank among decoys, 1 is first.
+
+    [n] for training records, and [k] for held-out ones, which show what chance gives.
+    """
+
+    train: Tensor
+    held_out: Tensor
+    decoys: int
+
+    @property
+    def sentence(self) -> str:
+        """
+        >>> LineUp(torch.tensor([1, 1, 5]), torch.tensor([1, 7]), 100).sentence
+        'in a line-up with 100 decoys, 2 of 3 training records are picked out by a candidate, 1 of 2 held-out ones'
+        """
+        own, other = (int((ranks == 1).sum()) for ranks in (self.train, self.held_out))
+        return (
+            f"in a line-up with {self.decoys} decoys, {own} of {len(self.train)} training records are picked out "
+            f"by a candidate, {other} of {len(self.held_out)} held-out ones"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"decoys": self.decoys, "train": self.train.tolist(), "held_out": self.held_out.tolist()}
+
+
+def line_up(candidates: Tensor, train: Tensor, held_out: Tensor, *, seed: int = 0) -> LineUp | None:
+    """Ranks by NCC among held-out records, centred [n, *shape]; None where they or their values are too few."""
+    decoys = min(DECOYS, len(held_out) - 1)
+    if decoys < 1 or candidates[0].numel() < 3:
+        return None
+    likeness, others = (
+        torch.cat([ncc(chunk, images) for chunk in torch.split(candidates, AT_ONCE)])
+        for images in (train, held_out)
+    )
+    chosen = torch.randperm(len(held_out), generator=torch.Generator().manual_seed(seed))[: decoys + 1]
+    own = _ranks(likeness, others[:, chosen[:decoys]])
+    ranks = []
+    for record in range(len(held_out)):
+        among = chosen[chosen != record][:decoys]  # a record is no decoy of its own
+        ranks.append(_ranks(others[:, record : record + 1], others[:, among]))
+    return LineUp(own, torch.cat(ranks), decoys)
+
+
+def _ranks(likeness: Tensor, decoys: Tensor) -> Tensor:
+    """Of records in columns: 1 + how many decoys are at least as like their best candidate, a row of both, [n]."""
+    best, candidate = likeness.max(0)
+    return 1 + (decoys[candidate] >= best[:, None]).sum(1)
+
+
 def _share(flags: Tensor) -> float:
     return float(flags.double().mean())

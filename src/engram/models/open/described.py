@@ -20,7 +20,8 @@ from engram.models.open.state_dict import MAX_TENSORS, is_counter, layer_of, lis
 
 SUPPORTED = (
     "networks of convolutions (no dilation, no groups), ReLU, average pooling, flatten and fully-connected layers "
-    "in one line, described by --arch and --input-shape, or exported with torch.export.save (.pt2)"
+    "in one line, described by --arch and --input-shape, or exported with torch.export.save (.pt2). Any other "
+    "PyTorch model can be audited for membership: engram membership --model-code, in Python engram.membership"
 )
 
 

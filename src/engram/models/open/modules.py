@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
+import torch
 from torch import Tensor, nn
 
-from engram.core.errors import ConfigError, UnsupportedModelError
+from engram.core.errors import ConfigError, EngramError, UnsupportedModelError
 from engram.models.architecture import AvgPool, Conv, Dense, Flatten, ReLU
 from engram.models.networks import ConvNetwork, Network
+from engram.models.open.door import open_view
 from engram.models.open.files import read_state
 from engram.models.open.state_dict import listed
+from engram.models.view import AttackerView
 
 
 def as_module(network: Network) -> nn.Sequential:
@@ -72,6 +75,30 @@ def _filled(layer: nn.Linear | nn.Conv2d, weight: Tensor, bias: Tensor | None) -
 
 
 CURE = "give the code that built the model in training"
+SAME = 1e-3
+"""Outputs that differ by less than this share of their size are the same function, computed in another order."""
+
+
+def readable_view(module: nn.Module, input_shape: Sequence[int], task: str | None) -> AttackerView[Network] | str:
+    """A module as an attack that reconstructs reads it, or why it can't.
+
+    A state_dict does not say what stands between the layers, so both must give the same outputs.
+    """
+    try:
+        view = open_view(module, input_shape=input_shape, task=task)
+    except EngramError as error:
+        problems = getattr(error, "problems", None)
+        return "; ".join(problems) if problems else str(error)
+    example = next(module.parameters())
+    generator = torch.Generator().manual_seed(0)
+    probes = torch.randn(16, *input_shape, generator=generator).to(example)
+    with torch.no_grad():
+        own, read = (
+            model.eval()(probes).reshape(16, -1) for model in (module, as_module(view.network).to(example))
+        )
+    if own.shape != read.shape or float((own - read).norm()) > SAME * float(own.norm()):
+        return "its layers alone give other outputs: it is not a plain chain of fully-connected layers and ReLU"
+    return view
 
 
 def built_module(code: str, weights: Path) -> nn.Module:
