@@ -7,7 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from engram.core.errors import ConfigError
-from engram.members.layers import Layer, LayerPass, blocks_of, layer_weight, passes, readable_layers
+from engram.members.layers import (
+    Layer,
+    LayerPass,
+    blocks_of,
+    blocks_of_vectors,
+    columns_of,
+    layer_weight,
+    passes,
+    readable_layers,
+)
 from engram.members.matched_filter import Directions
 from engram.members.pool import Pool
 from engram.members.scores import FILTER, LayerScores, score_layers
@@ -142,7 +151,7 @@ def reference(layer: Layer, gradients: Tensor, one: LayerPass, interference: flo
     weight, scores = layer_weight(layer), []
     bases, moments = [], []
     for group in range(len(weight)):
-        h, u = one.entering[:, group].flatten(0, 1), one.signals[:, group].flatten(0, 1)
+        h, u = (part[:, group].flatten(0, 1) for part in one.vectors(10**9))
         b, columns = torch.linalg.eigh(h.T @ h / len(gradients))
         a, rows = torch.linalg.eigh(u.T @ u / len(gradients))
         rotated = rows.T @ gradients[:, group] @ columns
@@ -207,15 +216,24 @@ def test_a_wide_layer_is_read_in_blocks() -> None:
     assert not [note for note in few.notes if "x 3" in note]
 
 
-def test_blocks_give_the_same_gradients() -> None:
+def test_blocks_of_vectors_are_those_of_their_gradients() -> None:
     model = nn.Sequential(nn.Linear(7, 5), nn.Tanh()).double().eval()
     inputs, labels = drawn((7,), 4)
-    layers = readable_layers(model)
-    one = passes(model, layers, inputs, labels, margin)[1]["0"]
-    found = one.blocked(2, 3).gradients()
-    expected = torch.stack([blocks_of(gradient, 2, 3) for gradient in one.gradients()])
+    one = passes(model, readable_layers(model), inputs, labels, margin)[1]["0"]
+    entering, signals = blocks_of_vectors(*one.vectors(1), 2, 3)
+    found = signals.transpose(2, 3) @ entering
     assert found.shape == (4, 6, 3, 3)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found, blocks_of(one.gradients(), 2, 3))
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_chosen_positions_are_some_of_all(kind: str) -> None:
+    layer, shape = LAYERS[kind]
+    layer = layer.double()
+    inputs, _ = drawn(shape, 3)
+    whole = columns_of(layer, inputs)
+    chosen = torch.arange(whole.shape[3])[::2]
+    torch.testing.assert_close(columns_of(layer, inputs, chosen), whole[..., chosen])
 
 
 def test_a_small_pool_gives_the_same_scores_as_the_whole_basis() -> None:

@@ -123,7 +123,7 @@ def run_membership(
     task: str | None = None,
     input_shape: tuple[int, ...] | None = None,
     mean: str = "auto",
-    batch: int = 256,
+    batch: int = 64,
     command: str | None = None,
     not_tried: str | None = None,
     progress: Progress = silent,

@@ -49,7 +49,7 @@ def membership(
     with_data: opt.WithData = False,
     held_out_n: opt.HeldOutNumber = None,
     mean: opt.Mean = "auto",
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Records per pass.")] = 256,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Records per pass.")] = 64,
     fail_on_leak: Annotated[
         bool, typer.Option("--fail-on-leak", help="Exit with 3 if a leak is found, for CI.")
     ] = False,
@@ -104,7 +104,7 @@ def ask(
             task=given["task"],
             input_shape=given["input_shape"],
             mean=given["mean"],
-            batch=given.get("batch", 256),
+            batch=given.get("batch", 64),
             command=shlex.join(["engram", *sys.argv[1:]]),
             not_tried=not_tried,
             progress=progress,

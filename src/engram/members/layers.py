@@ -6,7 +6,6 @@ products of the two are the per-sample gradients of the weights, without a loop 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,89 +22,101 @@ Layer = nn.Linear | Convolution
 
 @dataclass(frozen=True, eq=False)
 class LayerPass:
-    """What enters a layer's weight, [b, g, L, p], and the margin's gradient by what it gives, [b, g, L, q].
+    """What a layer saw of b records, call by call: its inputs, and the margin's gradient by its outputs.
 
-    There are g groups of a convolution (1 elsewhere), L positions (1 for plain inputs), q rows and p columns, the
-    last of ones where the layer has a bias.
+    A weight is [g, q, p]: g groups of a convolution (1 elsewhere), q rows and p columns, the last for the bias.
+    What meets it is a vector of p values at each position; plain inputs have one position.
     """
 
-    entering: Tensor
-    signals: Tensor
+    layer: Layer
+    calls: tuple[tuple[Tensor, Tensor], ...]
+    records: int
 
     @property
     def positions(self) -> int:
-        return self.entering.shape[2]
+        """Of each record, over all calls, and over windows or time steps that were folded into the batch."""
+        return sum(signals.numel() // self._rows for _, signals in self.calls) // self.records
+
+    @property
+    def _rows(self) -> int:
+        return len(self.layer.weight)
 
     def gradients(self) -> Tensor:
         """Per-sample gradients of the margin by [W b], [b, g, q, p]."""
-        return self.signals.transpose(2, 3) @ self.entering
+        parts = []
+        for entering, leaving in self.calls:
+            signals = signals_of(self.layer, leaving)
+            found = signals @ columns_of(self.layer, entering).transpose(2, 3)
+            if self.layer.bias is not None:
+                found = torch.cat([found, signals.sum(3, keepdim=True)], 3)
+            parts.append(found.reshape(self.records, -1, *found.shape[1:]).sum(1))
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
-    def blocked(self, rows: int, columns: int) -> LayerPass:
-        """As so many blocks of rows and of columns, each a group of its own; see `blocks_of`."""
-        if rows == columns == 1:
-            return self
-        entering, signals = (
-            _split(part, count) for part, count in ((self.entering, columns), (self.signals, rows))
-        )
-        b, places = entering.shape[0], entering.shape[3]
-        return LayerPass(
-            entering[:, :, None].expand(-1, -1, rows, -1, -1, -1).reshape(b, -1, places, entering.shape[4]),
-            signals[:, :, :, None].expand(-1, -1, -1, columns, -1, -1).reshape(b, -1, places, signals.shape[4]),
-        )
+    def vectors(self, most: int) -> tuple[Tensor, Tensor]:
+        """What enters, [b, g, m, p], and the signals, [b, g, m, q], at no more than about `most` positions.
 
-    def sampled(self, count: int) -> LayerPass:
-        """At no more than this many positions, always the same ones."""
-        if self.positions <= count:
-            return self
-        chosen = torch.randperm(self.positions, generator=torch.Generator().manual_seed(0))[:count]
-        return LayerPass(self.entering[:, :, chosen], self.signals[:, :, chosen])
-
-    def unfolded(self, records: int) -> LayerPass:
-        """With windows or time steps that were folded into the batch as positions of their record."""
-        both = (
-            part.reshape(records, -1, *part.shape[1:]).transpose(1, 2).flatten(2, 3)
-            for part in (self.entering, self.signals)
-        )
-        return LayerPass(*both)
-
-    def joined(self, other: LayerPass) -> LayerPass:
-        """With the positions of another call of the same layer."""
-        return LayerPass(
-            torch.cat([self.entering, other.entering], 2), torch.cat([self.signals, other.signals], 2)
-        )
+        They are the same positions for every record.
+        """
+        parts = []
+        for entering, leaving in self.calls:
+            signals = signals_of(self.layer, leaving)
+            places = signals.shape[3]
+            each = max(1, most * self.records // (len(self.calls) * len(signals)))
+            chosen = None
+            if places > each:
+                chosen = torch.randperm(places, generator=torch.Generator().manual_seed(0))[:each]
+                chosen = chosen.to(signals.device)
+                signals = signals[..., chosen]
+            columns = columns_of(self.layer, entering, chosen)
+            if self.layer.bias is not None:
+                columns = functional.pad(columns, (0, 0, 0, 1), value=1.0)
+            parts.append([_unfolded(part.transpose(2, 3), self.records) for part in (columns, signals)])
+        entering, signals = (torch.cat(some, 2) for some in zip(*parts, strict=True))
+        return entering, signals
 
 
-def patches(layer: Convolution, entering: Tensor) -> Tensor:
-    """The inputs [b, C, ...] of a convolution as rows of its weight, [b, g, L, C / g * k].
+def _unfolded(part: Tensor, records: int) -> Tensor:
+    """[b f, g, L, d] as [b, g, f L, d]: what was folded into the batch becomes positions of its record."""
+    if len(part) == records:
+        return part
+    return part.reshape(records, -1, *part.shape[1:]).transpose(1, 2).flatten(2, 3)
 
-    >>> patches(nn.Conv1d(1, 1, 2), torch.tensor([[[1.0, 2.0, 3.0]]])).tolist()
+
+def signals_of(layer: Layer, leaving: Tensor) -> Tensor:
+    """The gradient by a layer's outputs, [b, q g, ...] or [b, ..., q], as [b, g, q, L]."""
+    if isinstance(layer, Convolution):
+        return leaving.reshape(len(leaving), layer.groups, leaving.shape[1] // layer.groups, -1)
+    return leaving.reshape(len(leaving), 1, -1, leaving.shape[-1]).transpose(2, 3)
+
+
+def columns_of(layer: Layer, entering: Tensor, chosen: Tensor | None = None) -> Tensor:
+    """A layer's inputs as what meets its weight, [b, g, p, L], without the bias; at the chosen positions, or all.
+
+    >>> columns_of(nn.Conv1d(1, 1, 2), torch.tensor([[[1.0, 2.0, 3.0]]])).tolist()
     [[[[1.0, 2.0], [2.0, 3.0]]]]
     """
+    if not isinstance(layer, Convolution):
+        columns = entering.reshape(len(entering), 1, -1, entering.shape[-1]).transpose(2, 3)
+        return columns if chosen is None else columns[..., chosen]
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    windows = functional.pad(entering, layer._reversed_padding_repeated_twice, mode=mode)
-    dimensions = len(layer.kernel_size)
-    for axis, (size, step, spread) in enumerate(
-        zip(layer.kernel_size, layer.stride, layer.dilation, strict=True), start=2
-    ):
-        windows = windows.unfold(axis, spread * (size - 1) + 1, step)[..., ::spread]
-    b, channels = entering.shape[:2]
-    places = math.prod(windows.shape[2 : 2 + dimensions])
-    windows = windows.reshape(b, layer.groups, channels // layer.groups, places, -1)
-    return windows.transpose(2, 3).flatten(3)
-
-
-def layer_pass(layer: Layer, entering: Tensor, signals: Tensor) -> LayerPass:
-    """One call of a layer as rows and columns of its weight."""
-    if isinstance(layer, Convolution):
-        columns = patches(layer, entering)
-        b, rows = signals.shape[:2]
-        signals = signals.reshape(b, layer.groups, rows // layer.groups, -1).transpose(2, 3)
+    padded = functional.pad(entering, layer._reversed_padding_repeated_twice, mode=mode)
+    if chosen is None and isinstance(layer, nn.Conv2d):
+        columns = functional.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride)
     else:
-        columns = entering.reshape(len(entering), 1, -1, entering.shape[-1])
-        signals = signals.reshape(len(signals), 1, -1, signals.shape[-1])
-    if layer.bias is not None:
-        columns = torch.cat([columns, columns.new_ones(*columns.shape[:3], 1)], 3)
-    return LayerPass(columns, signals)
+        places = _window_places(layer, tuple(padded.shape[2:])).to(padded.device)
+        columns = padded.flatten(2)[:, :, places if chosen is None else places[:, chosen]]
+    return columns.reshape(len(padded), layer.groups, -1, columns.shape[-1])
+
+
+def _window_places(layer: Convolution, sides: tuple[int, ...]) -> Tensor:
+    """Where the values of each window are in a padded, flattened input, [k, L]."""
+    places = torch.zeros(1, 1, dtype=torch.int64)
+    for side, size, step, spread in zip(sides, layer.kernel_size, layer.stride, layer.dilation, strict=True):
+        starts = torch.arange(0, side - spread * (size - 1), step)
+        own = spread * torch.arange(size)[:, None] + starts  # [k, L] of this axis
+        places = places[:, None, :, None] * side + own[None, :, None, :]
+        places = places.reshape(places.shape[0] * places.shape[1], -1)
+    return places
 
 
 def layer_weight(layer: Layer) -> Tensor:
@@ -119,21 +130,34 @@ def layer_weight(layer: Layer) -> Tensor:
 
 
 def blocks_of(weight: Tensor, rows: int, columns: int) -> Tensor:
-    """A weight [g, q, p] cut into blocks, [g rows columns, q / rows, p / columns], filled up with zeros."""
+    """Weights [..., g, q, p] in blocks, [..., g rows columns, q / rows, p / columns], filled up with zeros."""
     if rows == columns == 1:
         return weight
-    g, q, p = weight.shape
+    *before, g, q, p = weight.shape
     high, wide = -(-q // rows), -(-p // columns)
     weight = functional.pad(weight, (0, wide * columns - p, 0, high * rows - q))
-    return weight.reshape(g, rows, high, columns, wide).transpose(2, 3).reshape(-1, high, wide)
+    weight = weight.reshape(*before, g, rows, high, columns, wide).transpose(-3, -2)
+    return weight.reshape(*before, g * rows * columns, high, wide)
 
 
-def _split(part: Tensor, count: int) -> Tensor:
-    """[b, g, L, d] as [b, g, count, L, d / count], filled up with zeros."""
-    b, g, places, d = part.shape
-    size = -(-d // count)
-    part = functional.pad(part, (0, size * count - d)) if size * count > d else part
-    return part.reshape(b, g, places, count, size).transpose(2, 3)
+def blocks_of_vectors(entering: Tensor, signals: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """The vectors of `LayerPass.vectors` for such blocks: every block of rows meets every block of columns."""
+    if rows == columns == 1:
+        return entering, signals
+    entering, signals = (
+        split(entering, columns),
+        split(signals, rows),
+    )  # [b, g, columns, m, p'], [b, g, rows, m, q']
+    entering = entering[:, :, None].expand(-1, -1, rows, -1, -1, -1)
+    signals = signals[:, :, :, None].expand(-1, -1, -1, columns, -1, -1)
+    return entering.flatten(1, 3), signals.flatten(1, 3)
+
+
+def split(part: Tensor, count: int) -> Tensor:
+    """The last axis cut into parts: [..., L, d] as [..., count, L, d / count], filled up with zeros."""
+    size = -(-part.shape[-1] // count)
+    part = functional.pad(part, (0, size * count - part.shape[-1]))
+    return part.reshape(*part.shape[:-1], count, size).transpose(-3, -2)
 
 
 def readable_layers(model: nn.Module) -> dict[str, Layer]:
@@ -175,12 +199,11 @@ def passes(
         calls = [(name, entering, output) for name, pairs in seen.items() for entering, output in pairs]
         outputs = [output for _, _, output in calls]
         gradients = torch.autograd.grad(margins.sum(), outputs, allow_unused=True)
-    found: dict[str, LayerPass] = {}
+    seen_by: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for (name, entering, _), gradient in zip(calls, gradients, strict=True):
-        if gradient is None or len(entering) % len(inputs):
-            continue
-        one = layer_pass(layers[name], entering, gradient).unfolded(len(inputs))
-        found[name] = found[name].joined(one) if name in found else one
+        if gradient is not None and len(entering) % len(inputs) == 0:
+            seen_by.setdefault(name, []).append((entering, gradient))
+    found = {name: LayerPass(layers[name], tuple(pairs), len(inputs)) for name, pairs in seen_by.items()}
     return margins.detach(), found
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engram.members.layers import Layer, LayerPass, blocks_of, layer_weight
+from engram.members.layers import Layer, LayerPass, blocks_of, blocks_of_vectors, layer_weight
 
 MEDIAN_OF_CHI2 = 0.4549
 """Median of the square of a standard normal variable."""
@@ -36,7 +36,7 @@ WIDEST = 4096
 """The largest eigenbasis; wider sides are cut into blocks, unless the pool is so small that it spans little."""
 POSITIONS = 64
 """Positions of a record that the eigenbases of convolutions and tokens are found from; moments take all."""
-_AT_ONCE = 64 * 1024 * 1024
+_AT_ONCE = 16 * 1024 * 1024
 """Values of per-sample gradients that are held at once."""
 _KEPT = 128 * 1024 * 1024
 """Values of a small pool's vectors that are held instead of an eigenbasis."""
@@ -100,10 +100,10 @@ class LayerFilter:
         return cls(weight, Directions(weight.shape[2]), Directions(weight.shape[1]), blocks=(blocks[0], blocks[1]))
 
     def add_covariances(self, one: LayerPass) -> None:
-        some = one.sampled(POSITIONS).blocked(*self.blocks)
-        self.entering.add(some.entering.transpose(0, 1).flatten(1, 2))
-        self.leaving.add(some.signals.transpose(0, 1).flatten(1, 2))
-        self.samples += len(one.entering)
+        entering, signals = blocks_of_vectors(*one.vectors(POSITIONS), *self.blocks)
+        self.entering.add(entering.transpose(0, 1).flatten(1, 2))
+        self.leaving.add(signals.transpose(0, 1).flatten(1, 2))
+        self.samples += one.records
         self.has_positions |= one.positions > 1
 
     @property
@@ -122,11 +122,10 @@ class LayerFilter:
             self.moments = torch.zeros_like(self.moments)
         self.entering, self.leaving = Directions(0), Directions(0)  # they are not needed any more
 
-    def add_moments(self, one: LayerPass) -> None:
-        if not self.has_positions:
-            return
-        for gradients in self._rotated(one):
-            self.moments += gradients.square().sum(0) / self.samples
+    def add_moments(self, gradients: Tensor) -> None:
+        """Of per-sample gradients [b, g, q, p] at a layer with positions."""
+        for some in self._rotated(gradients):
+            self.moments += some.square().sum(0, dtype=torch.float64) / self.samples
 
     def close(self, interference: float) -> None:
         """Fix the gain once the moments are known."""
@@ -144,30 +143,32 @@ class LayerFilter:
     def scores(self, one: LayerPass) -> Tensor:
         """t of every record, [b]."""
         if self.has_positions:
+            gradients = one.gradients()
+            template, gain = self.template.to(gradients).flatten(), self.gain.to(gradients).flatten()
             parts = [
-                (
-                    (gradients * self.template).sum((1, 2, 3)),
-                    (gradients.square() * self.gain).sum((1, 2, 3)),
-                )
-                for gradients in self._rotated(one)
+                (some.flatten(1) @ template, some.flatten(1).square() @ gain) for some in self._rotated(gradients)
             ]
-            match, size = (torch.cat(values) for values in zip(*parts, strict=True))
+            match, size = (torch.cat(values).double() for values in zip(*parts, strict=True))
         else:
-            some = one.blocked(*self.blocks)
-            h = some.entering[:, :, 0].transpose(0, 1).double() @ self.columns  # [g, b, p]
-            u = some.signals[:, :, 0].transpose(0, 1).double() @ self.rows
+            entering, signals = blocks_of_vectors(*one.vectors(1), *self.blocks)
+            h = entering[:, :, 0].transpose(0, 1).double() @ self.columns  # [g, b, p]
+            u = signals[:, :, 0].transpose(0, 1).double() @ self.rows
             match = ((u @ self.template) * h).sum((0, 2))
             size = ((u.square() @ self.gain) * h.square()).sum((0, 2))
         return match / size.clamp(min=1e-300).sqrt()
 
-    def _rotated(self, one: LayerPass) -> Iterator[Tensor]:
-        """Per-sample gradients in the eigenbasis, [b, g, q, p], a few samples at a time."""
-        kind = one.entering.dtype
-        rows, columns = self.rows.to(kind), self.columns.to(kind)
-        for start in range(0, len(one.entering), chunk := max(1, _AT_ONCE // self.weight.numel())):
-            some = LayerPass(one.entering[start : start + chunk], one.signals[start : start + chunk])
-            some = some.blocked(*self.blocks)
-            yield (rows.transpose(1, 2) @ some.gradients() @ columns).double()
+    def _rotated(self, gradients: Tensor) -> Iterator[Tensor]:
+        """Gradients in the eigenbasis, [b, g, q, p], a few samples at a time.
+
+        Samples are rows of one large matrix, since a product of many small ones would copy the basis for each.
+        """
+        rows, columns = self.rows.to(gradients), self.columns.to(gradients)
+        for some in torch.split(gradients, max(1, _AT_ONCE // self.weight.numel())):
+            some = blocks_of(some, *self.blocks).transpose(0, 1)  # [g, b, q, p]
+            g, b, q, p = some.shape
+            turned = (some.reshape(g, b * q, p) @ columns).reshape(g, b, q, -1).transpose(1, 2)  # [g, q, b, p]
+            turned = rows.transpose(1, 2) @ turned.reshape(g, q, -1)
+            yield turned.reshape(g, rows.shape[2], b, -1).permute(2, 0, 1, 3)
 
 
 def _block_count(width: int, records: int, widest: int) -> int:

@@ -153,7 +153,7 @@ def membership(
     input_shape: Sequence[int] | str | None = None,
     task: str | None = None,
     arch: str | None = None,
-    batch: int = 256,
+    batch: int = 64,
     progress: Progress = silent,
 ) -> MembershipRecord:
     """Which of `records` were in training, asked of the weights; `held_out` is the control.

@@ -72,7 +72,7 @@ class Pool:
     control: Control
 
     @classmethod
-    def of(cls, records: Records, held_out: Records, *, batch: int = 256, progress: Progress = silent) -> Pool:
+    def of(cls, records: Records, held_out: Records, *, batch: int = 64, progress: Progress = silent) -> Pool:
         """Read both once."""
         require(batch > 0, "batch", "must be positive", batch)
         sources = _batches("records", records, batch), _batches("held_out", held_out, batch)
@@ -115,6 +115,17 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def spread(self, most: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """At most so many records, evenly spread, so that records in question and controls have the same share."""
+        at = 0
+        for inputs, labels in self:
+            places = torch.arange(at, at + len(labels)) * most
+            # a record is taken where the whole part of place * most / n rises
+            taken = (places // len(self) != (places - most) // len(self)) | (len(self) <= most)
+            at += len(labels)
+            if bool(taken.any()):
+                yield inputs[taken.to(inputs.device)], labels[taken]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         at = 0

@@ -44,8 +44,9 @@ class PooledFit:
 
     def add(self, one: LayerPass) -> None:
         if one.positions == 1:
-            self.entering.append(one.entering[:, :, 0].transpose(0, 1).double())
-            self.signals.append(one.signals[:, :, 0].transpose(0, 1).double())
+            entering, signals = one.vectors(1)
+            self.entering.append(entering[:, :, 0].transpose(0, 1).double())
+            self.signals.append(signals[:, :, 0].transpose(0, 1).double())
         else:
             self.gradients.append(one.gradients().flatten(1))
 

@@ -15,6 +15,8 @@ from engram.members.matched_filter import INTERFERENCE, WIDEST, LayerFilter
 from engram.members.pool import Pool
 from engram.members.pooled_fit import MOST_RECORDS, MOST_VALUES, PooledFit
 
+REFERENCES = 4000
+"""Covariances are estimated from this many records of a larger pool; more do not sharpen the scores."""
 FILTER, FIT = "filter", "fit"
 """The tests: the matched filter, the pooled fit."""
 
@@ -52,16 +54,20 @@ def score_layers(
     fits = {name: PooledFit.of(layer) for name, layer in layers.items()} if len(pool) <= MOST_RECORDS else {}
     left_out: dict[str, str] = {}
 
-    def read(what: str, first: float, last: float, use: Callable[[str, LayerPass], None]) -> Tensor:
+    references = min(len(pool), REFERENCES)
+    whole = 2 * references + len(pool)
+    early, late = references / whole, 2 * references / whole
+
+    def read(what: str, records: int, first: float, last: float, use: Callable[[str, LayerPass], None]) -> Tensor:
         report, margins, done = part(progress, first, last), [], 0
         chosen = {name: layers[name] for name in filters}
-        for inputs, labels in pool:
+        for inputs, labels in pool.spread(records):
             some, seen = passes(model, chosen, inputs, labels, margin)
             for name, one in seen.items():
                 use(name, one)
             margins.append(some.cpu())
             done += len(labels)
-            report(f"reading records: {what}", done / len(pool))
+            report(f"reading records: {what}", done / records)
         return torch.cat(margins)
 
     held = 0
@@ -77,8 +83,12 @@ def score_layers(
         if name in fits:
             fits[name].add(one)
 
-    read("covariances", 0.0, 0.3, first_look)
-    for name in [name for name, layer in filters.items() if layer.samples != len(pool)]:
+    def add_moments(name: str, one: LayerPass) -> None:
+        if filters[name].has_positions:
+            filters[name].add_moments(one.gradients())
+
+    read("covariances", references, 0.0, early, first_look)
+    for name in [name for name, layer in filters.items() if layer.samples != references]:
         left_out[name] = "the outputs do not depend on it, or it is not called as a module"
         del filters[name]
         fits.pop(name, None)
@@ -90,11 +100,13 @@ def score_layers(
     for name in list(fits):
         scores[name, FIT] = fits.pop(name).scores().cpu()
     if any(layer.has_positions for layer in filters.values()):
-        read("moments", 0.3, 0.6, lambda name, one: filters[name].add_moments(one))
+        read("moments", references, early, late, add_moments)
     for layer in filters.values():
         layer.close(interference)
     parts: dict[str, list[Tensor]] = {name: [] for name in filters}
-    margins = read("scores", 0.6, 1.0, lambda name, one: parts[name].append(filters[name].scores(one).cpu()))
+    margins = read(
+        "scores", len(pool), late, 1.0, lambda name, one: parts[name].append(filters[name].scores(one).cpu())
+    )
     scores |= {(name, FILTER): torch.cat(some) for name, some in parts.items()}
     return LayerScores(
         margins, scores, left_out, _notes(filters, {name for name, test in scores if test == FIT}, len(pool))
@@ -102,7 +114,12 @@ def score_layers(
 
 
 def _notes(filters: dict[str, LayerFilter], fitted: set[str], records: int) -> tuple[str, ...]:
-    notes = [f"{name} is {layer.note}" for name, layer in filters.items() if layer.note is not None]
+    notes = []
+    if records > REFERENCES:
+        notes.append(
+            f"covariances were estimated from {REFERENCES:,} of {records:,} records, the same share of both sets"
+        )
+    notes += [f"{name} is {layer.note}" for name, layer in filters.items() if layer.note is not None]
     if records > MOST_RECORDS:
         notes.append(
             f"the pooled fit takes at most {MOST_RECORDS:,} records, got {records:,}: the filter is used alone"
