@@ -153,7 +153,7 @@ def test_errors_name_cause_and_cure(home: Path, tmp_path: Path) -> None:
     for arguments, message in cases:
         with pytest.raises(EngramError, match=f"(?s){message}"):
             invoke(*arguments)
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run" / "membership.json").exists()
 
 
 def test_an_earlier_report_is_left_alone(home: Path, tmp_path: Path) -> None:

@@ -19,10 +19,12 @@ from engram.core.progress import Progress, silent
 from engram.core.runs import versions
 from engram.data.sets import ImageSet
 from engram.members.membership import MembershipRecord, membership, task_of
+from engram.members.scores import Runner, in_process
 from engram.render.html import Cell, Gallery, Page, Picture, Section, Table, Tile, data_uri, render
 from engram.scoring.bounds import CONFIDENCE, DELTA
 from engram.scoring.curves import RATES
 
+SNAPSHOT_FILE = "membership.snapshot.safetensors"
 MOST_PICTURES = 60
 MOST_ROWS = 200
 LIMITS = (
@@ -112,6 +114,7 @@ class MembershipReport:
         files.write_json(directory / "membership.json", self.to_json())
         if self.not_tried is not None:
             files.write_json(directory / "report.json", self.audit_json())
+        (directory / SNAPSHOT_FILE).unlink(missing_ok=True)
 
 
 def run_membership(
@@ -126,6 +129,10 @@ def run_membership(
     batch: int = 64,
     command: str | None = None,
     not_tried: str | None = None,
+    run: Runner = in_process,
+    directory: Path | None = None,
+    resume: bool = False,
+    snapshot_every: float = 20.0,
     progress: Progress = silent,
 ) -> MembershipReport:
     """Ask a module which of `train` it was trained on; `held_out` is the control."""
@@ -140,7 +147,16 @@ def run_membership(
     meaning = task_of(model, train.images[:2], int(max(train.labels.max(), held_out.labels.max())), task)
     chosen = chosen_mean(model, meaning, train, held_out, mean)
     sources = (CentredBatches(one, chosen.mean, batch) for one in (train, held_out))
-    record = membership(model, *sources, task=meaning.name, progress=progress)
+    record = membership(
+        model,
+        *sources,
+        task=meaning.name,
+        run=run,
+        snapshot=None if directory is None else directory / SNAPSHOT_FILE,
+        resume=resume,
+        snapshot_every=snapshot_every,
+        progress=progress,
+    )
     return MembershipReport(name, record, train, held_out, chosen, command, not_tried)
 
 

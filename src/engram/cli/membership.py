@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from engram.cli import options as opt
-from engram.cli.options import progress_bar
+from engram.cli.options import progress_bar, remember, remembered
 from engram.cli.records import loaded_records
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from engram.auditing.membership_report import MembershipReport
     from engram.data.sets import ImageSet
+    from engram.members.scores import Runner
 
 LEAK_EXIT_CODE = 3
 EXAMPLES = (
@@ -53,7 +56,13 @@ def membership(
     fail_on_leak: Annotated[
         bool, typer.Option("--fail-on-leak", help="Exit with 3 if a leak is found, for CI.")
     ] = False,
+    jobs: Annotated[
+        int, typer.Option("-j", "--jobs", min=1, help="Processes; the result is the same for any number.")
+    ] = 1,
+    ray: Annotated[str | None, typer.Option("--ray", help="A Ray cluster: auto, HOST:PORT, or local.")] = None,
     device: opt.Device = "cpu",
+    resume: opt.Resume = False,
+    snapshot_every: opt.SnapshotEvery = 20.0,
 ) -> None:
     """Which of your records were in training? Asked of the weights of any PyTorch model, with a control.
 
@@ -63,13 +72,14 @@ def membership(
     """
     from engram.core.errors import ConfigError
 
-    given = dict(context.params)
+    given = remembered(context, out, resume=resume)
     module, shape, meaning = opened(model, given)
     records = loaded_records(model, meaning or "multiclass", given)
     if records is None:
         raise ConfigError("there are no records to ask about; give --data and --held-out, or --with-data")
-    given |= {"task": meaning, "input_shape": shape}
-    report = ask(module, records, name=str(model), given=given, out=out, device=device)
+    asked = {**given, "task": meaning, "input_shape": shape}
+    with chosen_runner(jobs, ray, device) as run:
+        report = ask(module, records, name=str(model), given=asked, out=out, device=device, run=run, options=given)
     if fail_on_leak and report.record.leaks:
         raise typer.Exit(LEAK_EXIT_CODE)
 
@@ -83,18 +93,23 @@ def ask(
     out: Path,
     device: str,
     not_tried: str | None = None,
+    run: Runner | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> MembershipReport:
-    """Run the test, write its files and print the answer."""
-    from engram.auditing.membership_report import run_membership
+    """Run the test, write its files and print the answer; `options` are what --resume remembers."""
+    from engram.auditing.membership_report import SNAPSHOT_FILE, run_membership
     from engram.core.errors import ConfigError
-    from engram.core.runs import require_free
+    from engram.members.scores import in_process
 
-    require_free(out)
     if (out / "membership.json").exists():
         raise ConfigError(f"{out} already contains a membership report; choose another directory with -o")
+    resume = bool(given["resume"])
+    if (out / SNAPSHOT_FILE).exists() and not resume:
+        raise ConfigError(f"{out} contains an unfinished run; go on with --resume, or choose another with -o")
     train, control = records
     if control is None:
         raise ConfigError("without a control no score means anything; give held-out records with --held-out")
+    remember(given if options is None else options, out, resume=resume)
     with progress_bar() as progress:
         report = run_membership(
             module.to(opt.check_device(device)),
@@ -107,11 +122,33 @@ def ask(
             batch=given.get("batch", 64),
             command=shlex.join(["engram", *sys.argv[1:]]),
             not_tried=not_tried,
+            run=run or in_process,
+            directory=out,
+            resume=resume,
+            snapshot_every=given["snapshot_every"],
             progress=progress,
         )
     report.save(out)
     show(report, out)
     return report
+
+
+@contextmanager
+def chosen_runner(jobs: int, ray: str | None, device: str) -> Iterator[Runner]:
+    from engram.core.errors import ConfigError
+    from engram.members.scores import Forked, in_process
+
+    if ray is not None:
+        from engram.sweep.ray_tasks import RayChunks
+
+        if jobs > 1:
+            raise ConfigError("--jobs does nothing with --ray, which fills the cluster; leave it out")
+        with RayChunks(ray) as cluster:
+            yield cluster
+        return
+    if jobs > 1 and device != "cpu":
+        raise ConfigError(f"--jobs splits the work between processors, but --device is {device}; leave one out")
+    yield in_process if jobs == 1 else Forked(jobs)
 
 
 def opened(model: Path, given: Mapping[str, Any]) -> tuple[nn.Module, tuple[int, ...] | None, str | None]:

@@ -175,6 +175,8 @@ def check_device(name: str) -> str:
 
 OPTIONS_FILE = "options.json"
 OF_THE_MOMENT = {
+    "jobs",
+    "ray",
     "model",
     "out",
     "resume",

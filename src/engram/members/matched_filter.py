@@ -20,7 +20,7 @@ blocks, each with its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -59,9 +59,30 @@ class Directions:
             self.kept.append(vectors.double())
             if sum(some.shape[1] for some in self.kept) * 2 <= self.width:
                 return
-            vectors, self.kept = torch.cat(self.kept, 1), []
-            self.moments = vectors.new_zeros(len(vectors), self.width, self.width)
+            self._sum_up()
+            return
         self.moments += vectors.transpose(1, 2) @ vectors
+
+    def state(self) -> dict[str, Tensor]:
+        return {"kept": torch.cat(self.kept, 1)} if self.moments is None else {"moments": self.moments}
+
+    def merge(self, state: Mapping[str, Tensor]) -> None:
+        """Add what another part of the pool gave; the order of the parts decides the rounding."""
+        if "kept" in state:
+            self.add(state["kept"])
+        elif self.moments is None and not self.kept:
+            self.moments = state["moments"].clone()
+        else:
+            self.moments = self._sum_up() + state["moments"]
+
+    def _sum_up(self) -> Tensor:
+        """From vectors to moments."""
+        if self.moments is None:
+            vectors, self.kept = self.kept, []
+            self.moments = sum(
+                (some.transpose(1, 2) @ some for some in vectors[1:]), vectors[0].transpose(1, 2) @ vectors[0]
+            )
+        return self.moments
 
     def basis(self) -> tuple[Tensor, Tensor]:
         """Eigenvalues [g, r] and eigenvectors [g, d, r]; vectors outside the basis are none of those added."""
@@ -99,6 +120,11 @@ class LayerFilter:
         weight = blocks_of(weight, *blocks)
         return cls(weight, Directions(weight.shape[2]), Directions(weight.shape[1]), blocks=(blocks[0], blocks[1]))
 
+    def emptied(self) -> LayerFilter:
+        """The same filter before anything was read."""
+        empty = Directions(self.weight.shape[2]), Directions(self.weight.shape[1])
+        return LayerFilter(self.weight, *empty, blocks=self.blocks)
+
     def add_covariances(self, one: LayerPass) -> None:
         entering, signals = blocks_of_vectors(*one.vectors(POSITIONS), *self.blocks)
         self.entering.add(entering.transpose(0, 1).flatten(1, 2))
@@ -113,6 +139,19 @@ class LayerFilter:
             return None
         rows, columns = self.blocks
         return f"cut into {rows} x {columns} blocks, each with its own eigenbasis"
+
+    def state(self) -> dict[str, Tensor]:
+        """What reading the covariances gave."""
+        parts = {"entering": self.entering, "leaving": self.leaving}
+        found = {f"{side}.{name}": value for side, one in parts.items() for name, value in one.state().items()}
+        return found | {"samples": torch.tensor(self.samples), "positions": torch.tensor(self.has_positions)}
+
+    def merge(self, state: Mapping[str, Tensor]) -> None:
+        """Add what another part of the pool gave."""
+        for side, one in (("entering", self.entering), ("leaving", self.leaving)):
+            one.merge({name.partition(".")[2]: value for name, value in state.items() if name.startswith(side)})
+        self.samples += int(state["samples"])
+        self.has_positions |= bool(state["positions"])
 
     def find_bases(self) -> None:
         b, self.columns = self.entering.basis()

@@ -7,6 +7,7 @@ combined. Members and controls are treated alike, and nothing is fitted to who i
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from engram.core.progress import Progress, silent
 from engram.members.layers import Margin, as_fed
 from engram.members.mixture import combine
 from engram.members.pool import Control, Pool, Records
-from engram.members.scores import score_layers
+from engram.members.scores import ChunkStore, Runner, in_process, score_layers
 from engram.models.open.door import Model, open_view
 from engram.models.open.modules import as_module
 from engram.models.tasks import Binary, Regression, Task, infer_task, task_named
@@ -154,6 +155,10 @@ def membership(
     task: str | None = None,
     arch: str | None = None,
     batch: int = 64,
+    run: Runner = in_process,
+    snapshot: Path | None = None,
+    resume: bool = False,
+    snapshot_every: float = 20.0,
     progress: Progress = silent,
 ) -> MembershipRecord:
     """Which of `records` were in training, asked of the weights; `held_out` is the control.
@@ -163,6 +168,8 @@ def membership(
                arrays; or batches of such, e.g. a DataLoader that does not shuffle, which is read several times
     held_out   the same for records of the same kind that training never saw; several hundred, if possible
     task       what the outputs mean; default: binary for one output, else classes
+    run        where chunks of records are computed: here, or in N processes with `Forked(N)`
+    snapshot   a file for what was computed so far, from which a killed run can `resume`
     """
     started = time.perf_counter()
     if not isinstance(model, nn.Module):
@@ -173,7 +180,10 @@ def membership(
         require(int(pool.labels.min()) >= 0, "labels", "must not be negative", int(pool.labels.min()))
         example = next(iter(pool))[0][:2]
         margin = margin_of(task_of(model, example, pool.labels.max(), task))
-        found = score_layers(model, pool, margin, progress=progress)
+        store = ChunkStore(snapshot, _digest(model, pool), snapshot_every)
+        if resume:
+            store.resume()
+        found = score_layers(model, pool, margin, run=run, store=store, progress=progress)
     mixture = combine(torch.stack([one.double() for one in found.scores.values()], 1))
     n, scores = pool.records, mixture.scores
     tests = [
@@ -236,6 +246,16 @@ def task_of(model: nn.Module, example: Tensor, highest_label: int | Tensor, name
         "choose another label map with --labels, or renumber them",
     )
     return task
+
+
+def _digest(model: nn.Module, pool: Pool) -> bytes:
+    found = hashlib.blake2b(pool.digest, digest_size=16)
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor):
+            found.update(
+                name.encode() + value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            )
+    return found.digest()
 
 
 @contextmanager

@@ -30,6 +30,7 @@ DIFFERS = 0.6
 BY_CHANCE = 1e-3
 """... if chance gives it with less than this probability."""
 FOLDS = 5
+CHUNK = 1024
 _SIDE, _VALUES = 8, 256
 
 
@@ -70,6 +71,12 @@ class Pool:
     records: int
     """How many of them are in question; the others are controls."""
     control: Control
+    lengths: tuple[int, ...]
+    """Of the batches."""
+    digest: bytes
+    """Of all records and labels in their order."""
+    chunk: int
+    """Records in a chunk, rounded up to whole batches."""
 
     @classmethod
     def of(cls, records: Records, held_out: Records, *, batch: int = 64, progress: Progress = silent) -> Pool:
@@ -79,6 +86,8 @@ class Pool:
         labels: list[Tensor] = []
         digests: list[set[bytes]] = []
         traits: list[Tensor] = []
+        lengths: list[int] = []
+        whole = hashlib.blake2b(digest_size=16)
         for name, source in zip(("records", "held_out"), sources, strict=True):
             own_labels, own_traits, seen = [], [], set[bytes]()
             for inputs, some in source:
@@ -98,7 +107,10 @@ class Pool:
                     continue
                 own_labels.append(some.detach().cpu().long())
                 own_traits.append(kind_traits(inputs))
-                seen |= _digests(inputs)
+                lengths.append(len(some))
+                own = _digests(inputs)
+                whole.update(b"".join(own) + some.detach().cpu().long().numpy().tobytes())
+                seen |= set(own)
                 progress("looking at the records", 0.0)
             count = sum(map(len, own_labels))
             require(count > 0, name, "must contain records", 0, "give at least one, better a hundred")
@@ -111,7 +123,8 @@ class Pool:
                 "records; give records that training never saw"
             )
         progress("looking at the records", 1.0)
-        return cls(sources, torch.cat(labels), len(labels[0]), Control(told_apart(*traits), _labels_p(*labels)))
+        control = Control(told_apart(*traits), _labels_p(*labels))
+        return cls(sources, torch.cat(labels), len(labels[0]), control, tuple(lengths), whole.digest(), CHUNK)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -120,12 +133,37 @@ class Pool:
         """At most so many records, evenly spread, so that records in question and controls have the same share."""
         at = 0
         for inputs, labels in self:
-            places = torch.arange(at, at + len(labels)) * most
-            # a record is taken where the whole part of place * most / n rises
-            taken = (places // len(self) != (places - most) // len(self)) | (len(self) <= most)
+            taken = self._taken(at, len(labels), most)
             at += len(labels)
             if bool(taken.any()):
                 yield inputs[taken.to(inputs.device)], labels[taken]
+
+    def chunk_count(self, most: int) -> int:
+        """How many chunks there are, without reading the records."""
+        count = waiting = at = 0
+        for length in self.lengths:
+            waiting += int(self._taken(at, length, most).sum())
+            at += length
+            if waiting >= self.chunk:
+                count, waiting = count + 1, 0
+        return count + (waiting > 0)
+
+    def _taken(self, at: int, length: int, most: int) -> Tensor:
+        """Which of the records from number `at` on are among `most` evenly spread ones, [length] bool."""
+        places = torch.arange(at, at + length) * most
+        # a record is taken where the whole part of place * most / n rises
+        return (places // len(self) != (places - most) // len(self)) | (len(self) <= most)
+
+    def chunks(self, most: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """The records of `spread` in lists of batches: what a run computes, stores and sends at a time."""
+        waiting: list[tuple[Tensor, Tensor]] = []
+        for batch in self.spread(most):
+            waiting.append(batch)
+            if sum(len(labels) for _, labels in waiting) >= self.chunk:
+                yield waiting
+                waiting = []
+        if waiting:
+            yield waiting
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         at = 0
@@ -166,9 +204,9 @@ def _batches(name: str, records: Records, batch: int) -> Batches:
     return records
 
 
-def _digests(inputs: Tensor) -> set[bytes]:
+def _digests(inputs: Tensor) -> list[bytes]:
     rows = inputs.detach().cpu().contiguous().flatten(1).numpy()
-    return {hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows}
+    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows]
 
 
 def kind_traits(inputs: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ filter treats them as noise; the filter in turn needs no other member. The two f
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -49,6 +50,17 @@ class PooledFit:
             self.signals.append(signals[:, :, 0].transpose(0, 1).double())
         else:
             self.gradients.append(one.gradients().flatten(1))
+
+    def state(self) -> dict[str, Tensor]:
+        """What was added."""
+        if self.gradients:
+            return {"gradients": torch.cat(self.gradients)}
+        return {"entering": torch.cat(self.entering, 1), "signals": torch.cat(self.signals, 1)}
+
+    def merge(self, state: Mapping[str, Tensor]) -> None:
+        """Add what another part of the pool gave."""
+        for name, value in state.items():
+            getattr(self, name).append(value)
 
     def scores(self) -> Tensor:
         """Of every record that was added, [n]."""

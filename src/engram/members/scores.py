@@ -1,16 +1,27 @@
-"""The scores of every record at every layer: the pool read two or three times, one test after another."""
+"""The scores of every record at every layer: the pool read two or three times, chunk by chunk.
+
+What a chunk gives is a few named tensors, which are merged in the order of the chunks. So it does not matter where
+a chunk is computed, and a run that was killed goes on after the last chunk that it stored.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engram.core.errors import ConfigError, require
+from engram.core import files
+from engram.core.errors import CheckpointError, ConfigError, require
 from engram.core.progress import Progress, part, silent
-from engram.members.layers import LayerPass, Margin, passes, readable_layers
+from engram.members.layers import Layer, LayerPass, Margin, passes, readable_layers
 from engram.members.matched_filter import INTERFERENCE, WIDEST, LayerFilter
 from engram.members.pool import Pool
 from engram.members.pooled_fit import MOST_RECORDS, MOST_VALUES, PooledFit
@@ -19,6 +30,49 @@ REFERENCES = 4000
 """Covariances are estimated from this many records of a larger pool; more do not sharpen the scores."""
 FILTER, FIT = "filter", "fit"
 """The tests: the matched filter, the pooled fit."""
+MARGINS = ":margins"
+"""Beside the names of layers, which have no colon."""
+State = dict[str, Tensor]
+"""What a chunk gave, by name; the names of layers come first."""
+Chunk = list[tuple[Tensor, Tensor]]
+Runner = Callable[[Callable[[Chunk], State], Pool, int, int], Iterator[State]]
+"""Computes `work(chunk)` for the chunks of `pool.chunks(most)` from number `first` on, in their order."""
+
+
+def in_process(work: Callable[[Chunk], State], pool: Pool, most: int, first: int) -> Iterator[State]:
+    """One chunk after another, here."""
+    return (work(chunk) for chunk in islice(pool.chunks(most), first, None))
+
+
+_FORKED: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Forked:
+    """Chunks in `jobs` processes of one thread each, which inherit the model and the records."""
+
+    jobs: int
+
+    def __call__(self, work: Callable[[Chunk], State], pool: Pool, most: int, first: int) -> Iterator[State]:
+        _FORKED["job"] = (work, pool, most)
+        try:
+            context, alone = get_context("fork"), (1,)
+            with ProcessPoolExecutor(self.jobs, context, torch.set_num_threads, alone) as executor:
+                for found in executor.map(_forked, range(first, pool.chunk_count(most))):
+                    yield {name: torch.from_numpy(value) for name, value in found.items()}
+        finally:
+            _FORKED.clear()
+
+
+def _forked(index: int) -> dict[str, Any]:
+    work, pool, most = _FORKED["job"]
+    return chunk_result(work, pool, most, index)
+
+
+def chunk_result(work: Callable[[Chunk], State], pool: Pool, most: int, index: int) -> dict[str, Any]:
+    """What one chunk gives, as arrays, which every kind of process can send."""
+    chunk = next(islice(pool.chunks(most), index, None))
+    return {name: value.cpu().numpy() for name, value in work(chunk).items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +85,122 @@ class LayerScores:
     notes: tuple[str, ...]
 
 
+@dataclass(eq=False)
+class Reading:
+    """A model and the filters and fits of its layers, and what a chunk of records gives for them."""
+
+    model: nn.Module
+    margin: Margin
+    layers: dict[str, Layer]
+    filters: dict[str, LayerFilter]
+    fits: dict[str, PooledFit]
+
+    def covariances(self, chunk: Chunk) -> State:
+        filters = {name: one.emptied() for name, one in self.filters.items()}
+        fits = {name: PooledFit(one.weight) for name, one in self.fits.items()}
+        for inputs, labels in chunk:
+            for name, one in self._passes(inputs, labels)[1].items():
+                filters[name].add_covariances(one)
+                if name in fits:
+                    fits[name].add(one)
+        return Reading(self.model, self.margin, self.layers, filters, fits).state()
+
+    def state(self) -> State:
+        """What all chunks gave so far."""
+        found: State = {}
+        for test, parts in ((FILTER, self.filters), (FIT, self.fits)):
+            for name, one in parts.items():
+                found |= {f"{name}/{test}/{key}": value for key, value in one.state().items()}
+        return found
+
+    def merge_covariances(self, state: State) -> None:
+        for test, parts in ((FILTER, self.filters), (FIT, self.fits)):
+            for name, one in parts.items():
+                start = f"{name}/{test}/"
+                one.merge(
+                    {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
+                )
+
+    def moments(self, chunk: Chunk) -> State:
+        parts = {
+            name: replace(one, moments=torch.zeros_like(one.moments))
+            for name, one in self.filters.items()
+            if one.has_positions
+        }
+        for inputs, labels in chunk:
+            seen = self._passes(inputs, labels)[1]
+            for name, one in parts.items():
+                one.add_moments(seen[name].gradients())
+        return {name: one.moments for name, one in parts.items()}
+
+    def moments_state(self) -> State:
+        return {name: one.moments.clone() for name, one in self.filters.items() if one.has_positions}
+
+    def merge_moments(self, state: State) -> None:
+        for name, value in state.items():
+            self.filters[name].moments += value
+
+    def scores(self, chunk: Chunk) -> State:
+        parts: dict[str, list[Tensor]] = {name: [] for name in (MARGINS, *self.filters)}
+        for inputs, labels in chunk:
+            margins, seen = self._passes(inputs, labels)
+            parts[MARGINS].append(margins)
+            for name, one in self.filters.items():
+                parts[name].append(one.scores(seen[name]))
+        return {name: torch.cat(some) for name, some in parts.items()}
+
+    def _passes(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, LayerPass]]:
+        return passes(self.model, self.layers, inputs, labels, self.margin)
+
+
+@dataclass(eq=False)
+class ChunkStore:
+    """What the chunks of each phase gave together, stored from time to time, so that a run survives a kill."""
+
+    path: Path | None = None
+    identity: bytes = b""
+    """A digest of the model and the records; another run's snapshot is refused."""
+    every: float = 20.0
+    """Seconds; large states are stored less often, so that storing takes at most a tenth of the time."""
+    states: dict[str, State] = field(default_factory=dict)
+    done: dict[str, int] = field(default_factory=dict)
+    """How many chunks of each phase the states contain."""
+    last: float = field(default_factory=time.monotonic)
+
+    def resume(self) -> None:
+        if self.path is None or not self.path.exists():
+            return
+        tensors = files.read_tensors(self.path)
+        if bytes(tensors.pop("identity", torch.zeros(0)).tolist()) != self.identity:
+            raise CheckpointError(
+                f"{self.path} belongs to another model or to other records; choose another directory with -o, or "
+                "leave --resume out"
+            )
+        for name, value in tensors.items():
+            phase, _, rest = name.partition("/")
+            if rest:
+                self.states.setdefault(phase, {})[rest] = value
+            else:
+                self.done[phase] = int(value)
+
+    def keep(self, phase: str, chunks: int, state: Callable[[], State], *, is_last: bool) -> None:
+        """Keep what the first chunks of a phase gave, and store it if it is time."""
+        started = time.monotonic()
+        is_time = self.path is not None and started - self.last > self.every
+        if self.path is None or not (is_last or is_time):
+            return
+        self.states[phase], self.done[phase] = state(), chunks
+        if is_time:
+            flat = {
+                f"{phase}/{name}": value for phase, some in self.states.items() for name, value in some.items()
+            }
+            flat |= {phase: torch.tensor(count) for phase, count in self.done.items()}
+            flat["identity"] = torch.tensor(list(self.identity), dtype=torch.uint8)
+            files.write_tensors(self.path, flat)
+            self.last = time.monotonic()
+            self.every = max(self.every, 10 * (self.last - started))
+
+
 def score_layers(
     model: nn.Module,
     pool: Pool,
@@ -38,6 +208,8 @@ def score_layers(
     *,
     interference: float = INTERFERENCE,
     widest: int = WIDEST,
+    run: Runner = in_process,
+    store: ChunkStore | None = None,
     progress: Progress = silent,
 ) -> LayerScores:
     """Score every record of the pool at every layer of a model in eval mode.
@@ -47,73 +219,78 @@ def score_layers(
     if model.training:
         raise ConfigError("the model is in training mode, where records influence each other; call model.eval()")
     require(interference > 0, "interference", "must be positive", interference)
-    layers = readable_layers(model)
-    if not layers:
-        raise ConfigError(f"no layer of {type(model).__name__} can be read: it has no Linear or Conv layer")
-    filters = {name: LayerFilter.of(layer, len(pool), widest) for name, layer in layers.items()}
-    fits = {name: PooledFit.of(layer) for name, layer in layers.items()} if len(pool) <= MOST_RECORDS else {}
-    left_out: dict[str, str] = {}
-
+    reading, left_out = _prepared(model, pool, margin, widest)
+    kept = ChunkStore() if store is None else store
     references = min(len(pool), REFERENCES)
     whole = 2 * references + len(pool)
     early, late = references / whole, 2 * references / whole
 
-    def read(what: str, records: int, first: float, last: float, use: Callable[[str, LayerPass], None]) -> Tensor:
-        report, margins, done = part(progress, first, last), [], 0
-        chosen = {name: layers[name] for name in filters}
-        for inputs, labels in pool.spread(records):
-            some, seen = passes(model, chosen, inputs, labels, margin)
-            for name, one in seen.items():
-                use(name, one)
-            margins.append(some.cpu())
-            done += len(labels)
-            report(f"reading records: {what}", done / records)
-        return torch.cat(margins)
+    def read(
+        phase: str,
+        most: int,
+        share: tuple[float, float],
+        work: Callable[[Chunk], State],
+        merge: Callable[[State], None],
+        state: Callable[[], State],
+    ) -> None:
+        report = part(progress, *share)
+        if phase in kept.states:
+            merge(kept.states[phase])
+        first, count = kept.done.get(phase, 0), pool.chunk_count(most)
+        for number, found in enumerate(run(work, pool, most, first), first + 1):
+            merge(found)
+            report(f"reading records: {phase}", number / count)
+            kept.keep(phase, number, state, is_last=number == count)
 
-    held = 0
-
-    def first_look(name: str, one: LayerPass) -> None:
-        nonlocal held
-        filters[name].add_covariances(one)
-        if name in fits and one.positions > 1 and not fits[name].gradients:
-            held += len(pool) * filters[name].weight.numel()
-            if held > MOST_VALUES:  # no room for the gradients of this layer
-                held -= len(pool) * filters[name].weight.numel()
-                del fits[name]
-        if name in fits:
-            fits[name].add(one)
-
-    def add_moments(name: str, one: LayerPass) -> None:
-        if filters[name].has_positions:
-            filters[name].add_moments(one.gradients())
-
-    read("covariances", references, 0.0, early, first_look)
-    for name in [name for name, layer in filters.items() if layer.samples != references]:
-        left_out[name] = "the outputs do not depend on it, or it is not called as a module"
-        del filters[name]
-        fits.pop(name, None)
-    if not filters:
-        raise ConfigError(f"no layer of {type(model).__name__} can be read: its outputs depend on none")
-    for layer in filters.values():
-        layer.find_bases()
+    read("covariances", references, (0.0, early), reading.covariances, reading.merge_covariances, reading.state)
     scores: dict[tuple[str, str], Tensor] = {}
-    for name in list(fits):
-        scores[name, FIT] = fits.pop(name).scores().cpu()
-    if any(layer.has_positions for layer in filters.values()):
-        read("moments", references, early, late, add_moments)
-    for layer in filters.values():
-        layer.close(interference)
-    parts: dict[str, list[Tensor]] = {name: [] for name in filters}
-    margins = read(
-        "scores", len(pool), late, 1.0, lambda name, one: parts[name].append(filters[name].scores(one).cpu())
-    )
-    scores |= {(name, FILTER): torch.cat(some) for name, some in parts.items()}
-    return LayerScores(
-        margins, scores, left_out, _notes(filters, {name for name, test in scores if test == FIT}, len(pool))
-    )
+    for name in list(reading.fits):
+        scores[name, FIT] = reading.fits.pop(name).scores().cpu()
+    for one in reading.filters.values():
+        one.find_bases()
+    if any(one.has_positions for one in reading.filters.values()):
+        read("moments", references, (early, late), reading.moments, reading.merge_moments, reading.moments_state)
+    for one in reading.filters.values():
+        one.close(interference)
+    parts: list[State] = []
+
+    def all_scores() -> State:
+        return {name: torch.cat([some[name] for some in parts]) for name in parts[0]}
+
+    read("scores", len(pool), (late, 1.0), reading.scores, parts.append, all_scores)
+    found = all_scores()
+    margins = found.pop(MARGINS)
+    fitted = {name for name, _ in scores}
+    scores |= {(name, FILTER): value for name, value in found.items()}
+    return LayerScores(margins, scores, left_out, _notes(reading.filters, fitted, len(pool)))
 
 
-def _notes(filters: dict[str, LayerFilter], fitted: set[str], records: int) -> tuple[str, ...]:
+def _prepared(model: nn.Module, pool: Pool, margin: Margin, widest: int) -> tuple[Reading, dict[str, str]]:
+    """Empty filters and fits of the layers that one record reaches, and why others are left out."""
+    layers = readable_layers(model)
+    if not layers:
+        raise ConfigError(f"no layer of {type(model).__name__} can be read: it has no Linear or Conv layer")
+    inputs, labels = next(iter(pool))
+    _, seen = passes(model, layers, inputs[:1], labels[:1], margin)
+    why = "the outputs do not depend on it, or it is not called as a module"
+    left_out = {name: why for name in layers if name not in seen}
+    if not seen:
+        raise ConfigError(f"no layer of {type(model).__name__} can be read: its outputs depend on none")
+    layers = {name: layer for name, layer in layers.items() if name in seen}
+    fits: dict[str, PooledFit] = {}
+    room = MOST_VALUES
+    for name, layer in layers.items() if len(pool) <= min(MOST_RECORDS, REFERENCES) else ():
+        if seen[name].positions > 1:
+            needed = len(pool) * layer.weight.numel()
+            if needed > room:
+                continue
+            room -= needed
+        fits[name] = PooledFit.of(layer)
+    filters = {name: LayerFilter.of(layer, len(pool), widest) for name, layer in layers.items()}
+    return Reading(model, margin, layers, filters, fits), left_out
+
+
+def _notes(filters: Mapping[str, LayerFilter], fitted: set[str], records: int) -> tuple[str, ...]:
     notes = []
     if records > REFERENCES:
         notes.append(
@@ -126,6 +303,6 @@ def _notes(filters: dict[str, LayerFilter], fitted: set[str], records: int) -> t
         )
     elif unfitted := [name for name in filters if name not in fitted]:
         notes.append(
-            f"the pooled fit would take too much memory at {', '.join(unfitted)}: only the filter is used"
+            f"the pooled fit would take too much memory at {', '.join(unfitted)}: the filter is used alone there"
         )
     return tuple(notes)

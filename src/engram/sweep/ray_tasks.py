@@ -1,14 +1,20 @@
-"""Ray: trials as tasks on a cluster, which schedules them, sends the weights once, and retries lost tasks."""
+"""Ray: trials and chunks of records as tasks on a cluster, which schedules them, sends what they need once, and
+retries lost tasks."""
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from engram.core.errors import ConfigError, optional, require
+from engram.members.pool import Pool
+from engram.members.scores import Chunk, State, chunk_result
+from engram.models.open.modules import USER_CODE
 from engram.sweep.executors import ATTEMPTS, Job, lost
 from engram.sweep.trial import Ended, PackedView, TrialOrder, packed, run_trial
 
@@ -23,12 +29,8 @@ class RayTasks:
     def __init__(self, address: str, *, cpus: float = 1.0, gpus: float = 0.0) -> None:
         require(cpus > 0, "cpus_per_trial", "must be positive", cpus)
         require(gpus >= 0, "gpus_per_trial", "must not be negative", gpus)
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage reports
-        self._ray: Any = optional("ray", wanted_by="--ray", install="'engram[ray]'")
+        self._ray, self._mine = connected(address)
         self._cpus, self._gpus = cpus, gpus
-        self._mine = not self._ray.is_initialized()
-        if self._mine:
-            self._connect(address)
         self._require_room()
         self._task = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=ATTEMPTS)(_run)
         self._views: dict[str, Any] = {}
@@ -81,18 +83,58 @@ class RayTasks:
                     "ask for less or add a node"
                 )
 
-    def _connect(self, address: str) -> None:
-        """Connect; options for starting a cluster are passed only if we start it."""
-        local = {"include_dashboard": False} if address == "local" else {}
-        try:
-            _knock(address)
-            self._ray.init(address=address, log_to_driver=False, logging_level="error", **local)
-        except (OSError, ValueError, RuntimeError) as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(
-                f"--ray {address} can't be reached ({reason}); start a cluster with `ray start --head`, "
-                "give its HOST:PORT, or use --ray local"
-            ) from error
+
+class RayChunks:
+    """Chunks of records as tasks; the model and the records are sent once for each time they are read."""
+
+    def __init__(self, address: str) -> None:
+        self._ray, self._mine = connected(address)
+
+    def __enter__(self) -> RayChunks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._mine:
+            self._ray.shutdown()
+
+    def __call__(self, work: Callable[[Chunk], State], pool: Pool, most: int, first: int) -> Iterator[State]:
+        import torch
+
+        for name, module in list(sys.modules.items()):
+            if name.startswith(USER_CODE):  # nodes don't have the user's file
+                self._ray.cloudpickle.register_pickle_by_value(module)
+        task = self._ray.remote(num_cpus=1, max_retries=ATTEMPTS)(_chunk)
+        sent = self._ray.put((work, pool, most))
+        waiting = [task.remote(sent, index) for index in range(first, pool.chunk_count(most))]
+        while waiting:
+            found = self._ray.get(waiting.pop(0))
+            yield {name: torch.tensor(value) for name, value in found.items()}
+
+
+def _chunk(sent: tuple[Any, Any, Any], index: int) -> dict[str, Any]:
+    import torch
+
+    torch.set_num_threads(1)
+    return chunk_result(*sent, index)
+
+
+def connected(address: str) -> tuple[Any, bool]:
+    """Ray, and whether we connected it; options for starting a cluster are passed only if we start it."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage reports
+    ray: Any = optional("ray", wanted_by="--ray", install="'engram[ray]'")
+    if ray.is_initialized():
+        return ray, False
+    local = {"include_dashboard": False} if address == "local" else {}
+    try:
+        _knock(address)
+        ray.init(address=address, log_to_driver=False, logging_level="error", **local)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"--ray {address} can't be reached ({reason}); start a cluster with `ray start --head`, "
+            "give its HOST:PORT, or use --ray local"
+        ) from error
+    return ray, True
 
 
 def _knock(address: str) -> None:

@@ -75,6 +75,8 @@ def _filled(layer: nn.Linear | nn.Conv2d, weight: Tensor, bias: Tensor | None) -
 
 
 CURE = "give the code that built the model in training"
+USER_CODE = "engram_model_code_"
+"""The names of modules that hold the user's code begin with this."""
 SAME = 1e-3
 """Outputs that differ by less than this share of their size are the same function, computed in another order."""
 
@@ -147,7 +149,7 @@ def builder(code: str) -> Callable[[], object]:
 
 
 def _run(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"engram_model_code_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"{USER_CODE}{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"--model-code: {path} is not Python source; give a .py file")
     module = importlib.util.module_from_spec(spec)

@@ -1,0 +1,144 @@
+"""Chunks of records: computed anywhere, stored, and continued after a kill, with the same result."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import engram
+from engram.core.errors import CheckpointError, ConfigError
+from engram.members import pool as pools
+from engram.members import scores as reading
+from engram.members.membership import MembershipRecord
+from engram.members.pool import Pool
+from engram.members.scores import Forked
+
+Sets = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "CHUNK", 20)
+
+
+def sets(n: int = 60) -> Sets:
+    generator = torch.Generator().manual_seed(0)
+    inputs, labels = torch.randn(2 * n, 2, 6, 6, generator=generator), torch.arange(2 * n) % 3
+    return (inputs[:n], labels[:n]), (inputs[n:], labels[n:])
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64, 40),
+        nn.ReLU(),
+        nn.Linear(40, 3),
+    ).eval()
+
+
+def same(first: MembershipRecord, second: MembershipRecord) -> bool:
+    return torch.equal(first.train, second.train) and torch.equal(first.held_out, second.held_out)
+
+
+@pytest.mark.parametrize("most", [7, 40, 119, 120, 1000])
+def test_a_spread_takes_the_same_share_of_both_sets(most: int, small_chunks: None) -> None:
+    pool = Pool.of(*sets(), batch=7)
+    taken = [labels for _, labels in pool.spread(most)]
+    assert sum(map(len, taken)) == min(most, 120)
+    chunks = list(pool.chunks(most))
+    assert len(chunks) == pool.chunk_count(most)
+    assert sum(len(labels) for chunk in chunks for _, labels in chunk) == min(most, 120)
+    marked = Pool.of(*((inputs, torch.full_like(labels, which)) for which, (inputs, labels) in enumerate(sets())))
+    shares = torch.bincount(torch.cat([labels for _, labels in marked.spread(most)]), minlength=2)
+    assert abs(int(shares[0]) - int(shares[1])) <= 1
+
+
+def test_few_references_give_nearly_the_same_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = engram.membership(model(), *sets(300))
+    monkeypatch.setattr(reading, "REFERENCES", 300)
+    some = engram.membership(model(), *sets(300))
+    assert some.notes[0].startswith("covariances were estimated from 300 of 600 records, the same share of both")
+    for one in (test for test in whole.tests if test.test == "filter"):
+        other = next(test for test in some.tests if (test.layer, test.test) == (one.layer, one.test))
+        assert abs(one.roc.auc - other.roc.auc) < 0.05
+
+
+def test_processes_give_the_same(small_chunks: None) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the processes: the rounding of a sum depends on how it is split
+    try:
+        alone = engram.membership(model(), *sets(), batch=8)
+        for jobs in (2, 3):
+            assert same(engram.membership(model(), *sets(), batch=8, run=Forked(jobs)), alone)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("after", [2, 5, 8, 11])
+def test_a_killed_run_ends_with_the_same_bits(after: int, tmp_path: Path, small_chunks: None) -> None:
+    """Whichever chunk it was killed at: seven per reading, three readings."""
+
+    class KilledError(Exception):
+        pass
+
+    def killed(what: str, share: float) -> None:
+        nonlocal after
+        after -= what.startswith("reading")
+        if after < 0:
+            raise KilledError
+
+    whole = engram.membership(model(), *sets(), batch=8)
+    path = tmp_path / "snapshot.safetensors"
+    with pytest.raises(KilledError):
+        engram.membership(model(), *sets(), batch=8, snapshot=path, snapshot_every=0, progress=killed)
+    assert path.exists()
+    counted: list[str] = []
+    resumed = engram.membership(
+        model(), *sets(), batch=8, snapshot=path, resume=True, progress=lambda what, _: counted.append(what)
+    )
+    assert same(resumed, whole)
+    assert sum(what.startswith("reading") for what in counted) < 3 * 7
+
+
+def test_another_models_snapshot_is_refused(tmp_path: Path, small_chunks: None) -> None:
+    path = tmp_path / "snapshot.safetensors"
+    engram.membership(model(), *sets(), batch=8, snapshot=path, snapshot_every=0)
+    other = model()
+    with torch.no_grad():
+        next(other.parameters()).add_(0.1)
+    with pytest.raises(CheckpointError, match="belongs to another model or to other records"):
+        engram.membership(other, *sets(), batch=8, snapshot=path, resume=True)
+    path.write_bytes(b"cut short")
+    with pytest.raises(CheckpointError, match="not a complete safetensors file"):
+        engram.membership(model(), *sets(), batch=8, snapshot=path, resume=True)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.filterwarnings("ignore")  # Ray's own warnings
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is an extra: pip install 'engram[ray]'")
+def test_ray_gives_the_same(small_chunks: None) -> None:
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # Ray's future default, which it warns about
+    from engram.sweep.ray_tasks import RayChunks
+
+    alone = engram.membership(model(), *sets(), batch=8)
+    with RayChunks("local") as cluster:
+        found = engram.membership(model(), *sets(), batch=8, run=cluster)
+    torch.testing.assert_close(found.train, alone.train, rtol=1e-3, atol=1e-3)
+
+
+def test_jobs_and_a_cluster_exclude_each_other() -> None:
+    from engram.cli.membership import chosen_runner
+
+    with pytest.raises(ConfigError, match="--jobs does nothing with --ray"), chosen_runner(2, "local", "cpu"):
+        pass
+    with pytest.raises(ConfigError, match="but --device is cuda; leave one out"), chosen_runner(2, None, "cuda"):
+        pass
