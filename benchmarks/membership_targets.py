@@ -133,9 +133,9 @@ TARGETS = {
     "mlp10": TargetPlan(lambda: mlp(10), "identity", 500, 50, 60, adam),
     "mlp1": TargetPlan(lambda: mlp(1), "vehicles-animals", 100, 50, 300, momentum),
     "cnn": TargetPlan(cnn, "identity", 500, 50, 40, adam),
-    "cnn-augmented": TargetPlan(cnn, "identity", 500, 50, 80, adam, augmented=True),
-    "resnet": TargetPlan(resnet, "identity", 1000, 50, 30, adam, shadows=16),
-    "vit": TargetPlan(ViT, "identity", 1000, 50, 40, adam, shadows=16),
+    "cnn-augmented": TargetPlan(cnn, "identity", 500, 50, 40, adam, augmented=True),
+    "resnet": TargetPlan(resnet, "identity", 1000, 50, 20, adam, shadows=16),
+    "vit": TargetPlan(ViT, "identity", 1000, 50, 20, adam, shadows=16),
     "head": TargetPlan(head, "vehicles-animals", 200, 50, 100, adam, embedded=True),
     "generalising": TargetPlan(cnn, "identity", 2500, 50, 4, adam, augmented=True, shadows=0),
 }
