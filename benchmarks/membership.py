@@ -1,6 +1,7 @@
 """Membership on ordinary targets: `engram.membership` beside a loss threshold, LiRA and RMIA.
 
     python -m benchmarks.membership [--targets mlp10,mlp1,cnn,...] [--seeds 1,2,3] [--out runs/membership]
+    python -m benchmarks.membership --unseen --targets mlp10,cnn
 
 Every target has a pool of 2n records; a seed makes half of them members, the others are the control. Shadow models
 are trained by the target's own recipe on other halves of the same pool, and serve every seed. Prints
@@ -12,12 +13,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import torch
+from scipy.stats import ks_2samp
 from torch import Tensor, nn
 
 import engram
@@ -28,6 +30,7 @@ from engram.core.runs import versions
 from engram.members.layers import Margin
 from engram.members.membership import margin_of
 from engram.models.tasks import infer_task
+from engram.scoring.bounds import epsilon_lower
 from engram.scoring.curves import Roc, roc
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -123,6 +126,41 @@ def measure(name: str, seed: int, pool: RecordPool, shadows: Shadows | None) -> 
     }
 
 
+def unseen(name: str, root: Path, splits: int = 100) -> dict[str, Any]:
+    """A target asked about records that it never saw, split at random into "records" and "controls".
+
+    The scores do not depend on the split: only the pool enters them. So one run serves all splits.
+    """
+    plan = TARGETS[name]
+    choice = engram.DataChoice(name=plan.data, labels=plan.labels, n=plan.n, seed=1)
+    data, others = choice.load(root), choice.load_test(root)
+    assert others is not None
+    model = train(plan, data.train.images - data.mean, data.train.labels, 1)
+    fresh = others.take(torch.randperm(len(others), generator=torch.Generator().manual_seed(0))[: 2 * plan.n])
+    inputs, labels = fresh.images - data.mean, fresh.labels
+    found = engram.membership(model, (inputs[: plan.n], labels[: plan.n]), (inputs[plan.n :], labels[plan.n :]))
+    scores = torch.cat([found.train, found.held_out])
+    areas, called, uniform = [], 0, []
+    for seed in range(splits):
+        order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(seed))
+        own, other = scores[order[: plan.n]], scores[order[plan.n :]]
+        curve = roc(own, other)
+        split = replace(found, train=own, held_out=other, roc=curve, epsilon_lower=epsilon_lower(own, other))
+        areas.append(curve.auc)
+        called += split.leaks
+        # p-values are ranks among a finite control, so they are uniform if both sets have one distribution
+        uniform.append(float(ks_2samp(own.numpy(), other.numpy()).pvalue))
+    return {
+        "target": name,
+        "splits": splits,
+        "auc_mean": mean(areas),
+        "auc_spread": stdev(areas),
+        "auc_of_the_first": areas[0],
+        "leaks_called": called,
+        "ks_below_5%": sum(value < 0.05 for value in uniform),
+    }
+
+
 def _row(curve: Roc, seconds: float) -> dict[str, Any]:
     return {
         "tpr_at_0": curve.at(0),
@@ -178,9 +216,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--out", type=Path, default=Path("runs/membership"))
     parser.add_argument("--data-root", type=Path, default=DATA)
+    parser.add_argument("--unseen", action="store_true", help="ask the targets about records that they never saw")
     parser.add_argument("--no-shadows", action="store_true", help="leave LiRA and RMIA out")
     chosen = parser.parse_args(arguments)
     files.prepare_directory(chosen.out)
+    if chosen.unseen:
+        nulls = [unseen(name, chosen.data_root) for name in chosen.targets.split(",")]
+        for row in nulls:
+            print("  ".join(f"{key} {value:.3g}" if key != "target" else str(value) for key, value in row.items()))
+        files.write_json(chosen.out / "unseen.json", {"versions": versions(), "rows": nulls})
+        return
     rows: list[dict[str, Any]] = []
     for name in chosen.targets.split(","):
         plan = TARGETS[name]

@@ -121,6 +121,10 @@ def head() -> nn.Module:
     return nn.Sequential(nn.Linear(1280, 500), nn.ReLU(), nn.Linear(500, 1))
 
 
+def digits() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 10))
+
+
 def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), 1e-3)
 
@@ -137,7 +141,7 @@ TARGETS = {
     "resnet": TargetPlan(resnet, "identity", 1000, 50, 20, adam, shadows=16),
     "vit": TargetPlan(ViT, "identity", 1000, 50, 20, adam, shadows=16),
     "head": TargetPlan(head, "vehicles-animals", 200, 50, 100, adam, embedded=True),
-    "generalising": TargetPlan(cnn, "identity", 2500, 50, 4, adam, augmented=True, shadows=0),
+    "generalising": TargetPlan(digits, "identity", 4000, 50, 3, adam, "mnist", shadows=0),
 }
 
 

@@ -32,8 +32,11 @@ from engram.models.tasks import Binary, Regression, Task, infer_task, task_named
 from engram.scoring.bounds import CONFIDENCE, DELTA, Interval, clopper_pearson, epsilon_lower, p_values
 from engram.scoring.curves import RATES, Roc, roc
 
-LEAK = 0.01
-"""A leak is found if the records would outscore the controls by chance with less than this probability."""
+SIGNIFICANT = 0.01
+"""A leak is found if the records would outscore the controls by chance with less than this probability ..."""
+AUC_OF_A_LEAK, EPSILON_OF_A_LEAK = 0.6, 0.5
+"""... and if the difference says something about a single record: thousands of records show a difference that does
+not."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +68,9 @@ class MembershipRecord:
 
     @property
     def leaks(self) -> bool:
-        return self.roc.p_value < LEAK
+        if self.roc.p_value >= SIGNIFICANT:
+            return False
+        return self.roc.auc >= AUC_OF_A_LEAK or self.epsilon_lower >= EPSILON_OF_A_LEAK
 
     @property
     def outcome(self) -> Literal["leak found", "no leak found"]:
@@ -74,6 +79,12 @@ class MembershipRecord:
     @property
     def sentence(self) -> str:
         found = round(self.roc.at(0) * len(self.train))
+        if not self.leaks and self.roc.p_value < SIGNIFICANT:
+            return (
+                f"No leak found: the weights tell {len(self.train):,} training records from "
+                f"{len(self.held_out):,} held-out ones only on average (AUC {self.roc.auc:.2f}), which singles "
+                "out none of them."
+            )
         if not self.leaks:
             return (
                 f"No leak found: the weights do not tell {len(self.train):,} training records from "
