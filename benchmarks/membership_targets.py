@@ -117,8 +117,8 @@ class ViT(nn.Module):
         return found
 
 
-def head() -> nn.Module:
-    return nn.Sequential(nn.Linear(1280, 500), nn.ReLU(), nn.Linear(500, 1))
+def head(outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(1280, 500), nn.ReLU(), nn.Linear(500, outputs))
 
 
 def digits() -> nn.Module:
@@ -140,7 +140,8 @@ TARGETS = {
     "cnn-augmented": TargetPlan(cnn, "identity", 500, 50, 40, adam, augmented=True),
     "resnet": TargetPlan(resnet, "identity", 1000, 50, 20, adam, shadows=16),
     "vit": TargetPlan(ViT, "identity", 1000, 50, 20, adam, shadows=16),
-    "head": TargetPlan(head, "vehicles-animals", 200, 50, 100, adam, embedded=True),
+    "head": TargetPlan(lambda: head(1), "vehicles-animals", 200, 50, 100, adam, embedded=True),
+    "head10": TargetPlan(lambda: head(10), "identity", 200, 50, 100, adam, embedded=True),
     "generalising": TargetPlan(digits, "identity", 4000, 50, 3, adam, "mnist", shadows=0),
 }
 
@@ -156,7 +157,11 @@ class RecordPool:
     def of(cls, plan: TargetPlan, root: Path, cache: Path, seed: int = 1) -> RecordPool:
         data = DataChoice(name=plan.data, labels=plan.labels, n=plan.n, seed=seed).load(root)
         images = torch.cat([data.train.images, data.held_out.images])
-        inputs = embeddings(images, cache / f"embeddings-{seed}.safetensors") if plan.embedded else images
+        inputs = (
+            embeddings(images, cache / f"embeddings-{plan.labels}-{plan.n}-{seed}.safetensors")
+            if plan.embedded
+            else images
+        )
         return cls(inputs - inputs.mean(0), torch.cat([data.train.labels, data.held_out.labels]))
 
     def members(self, seed: int) -> Tensor:
