@@ -7,7 +7,7 @@ matched_filter  is the record's gradient in the weights?
 pooled_fit      how much of the weights does it explain that no other record does?
 scores          both at every layer, chunk by chunk, here or in other processes
 mixture         one score from all of them, without asking who is a member
-kkt             plain networks: on how many neurons' boundaries a record lies, and its dual in one fit with all others
+kkt             plain networks: how many neurons' boundaries a record lies on, and its dual in one fit with all
 
 Nothing is fitted to the true membership: every score is a fixed function of the weights and the pooled records.
 """
