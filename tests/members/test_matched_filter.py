@@ -251,6 +251,28 @@ def test_a_small_pool_gives_the_same_scores_as_the_whole_basis() -> None:
     torch.testing.assert_close(basis.mT @ basis, torch.eye(12, dtype=torch.float64)[None])
 
 
+class Words(nn.Module):
+    """A transformer of torch's own, whose fused path for inference calls no module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.layer(self.embed(tokens)).mean(1))
+        return outputs
+
+
+def test_tokens_through_a_transformer_with_frozen_weights() -> None:
+    model = Words().double().eval().requires_grad_(False)
+    tokens = torch.randint(0, 20, (12, 5), generator=torch.Generator().manual_seed(0))
+    found = scored(model, tokens, torch.arange(12) % 2)
+    assert {layer for layer, _ in found.scores} == {"layer.linear1", "layer.linear2", "head"}
+    assert found.left_out.keys() == {"layer.self_attn.out_proj"}
+
+
 def test_the_model_is_left_as_it_was() -> None:
     model = residual()
     before = {name: value.clone() for name, value in model.state_dict().items()}

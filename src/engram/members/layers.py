@@ -166,6 +166,17 @@ def readable_layers(model: nn.Module) -> dict[str, Layer]:
 
 
 @contextmanager
+def _modules_called() -> Iterator[None]:
+    """While this is open, transformer layers call their parts, which a fused path for inference would skip."""
+    was_on = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_on)
+
+
+@contextmanager
 def _recorded(layers: Mapping[str, Layer]) -> Iterator[dict[str, list[tuple[Tensor, Tensor]]]]:
     """While this is open, what enters and leaves each layer, call by call."""
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in layers}
@@ -194,7 +205,7 @@ def passes(
     Layers without effect on the output are missing.
     """
     inputs, labels = as_fed(model, inputs), labels.to(_example(model).device)
-    with torch.enable_grad(), _recorded(layers) as seen:
+    with torch.enable_grad(), _modules_called(), _recorded(layers) as seen:
         margins = margin(model(inputs), labels)
         calls = [(name, entering, output) for name, pairs in seen.items() for entering, output in pairs]
         outputs = [output for _, _, output in calls]

@@ -147,7 +147,7 @@ class Reading:
             parts[MARGINS].append(margins)
             for name, one in self.filters.items():
                 parts[name].append(one.scores(seen[name]))
-        return {name: torch.cat(some) for name, some in parts.items()}
+        return {name: torch.cat(some).cpu() for name, some in parts.items()}
 
     def _passes(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, LayerPass]]:
         return passes(self.model, self.layers, inputs, labels, self.margin)
