@@ -260,8 +260,8 @@ def membership_section(record: AuditRecord) -> Section | None:
         [
             "Tests on the weights: how many neuron boundaries a record lies on (boundaries), how much of "
             f"{read_layer(record)} it explains in one fit with the held-out records (dual), whether its gradient "
-            "is in the weights of every layer (layers), and all of them together (combined). For comparison, the "
-            "usual test: a threshold on the loss. No test was fitted to known members.",
+            "is in the weights of every layer (layers), and layers and boundaries together (combined). For "
+            "comparison, the usual test: a threshold on the loss. No test was fitted to known members.",
             *(f"{note}." for note in notes),
         ],
         [roc_chart("Membership", curves)],

@@ -239,7 +239,7 @@ def membership_tests(
     boundaries  how many first-layer neurons have |w x + b| / ||(w, b)|| < width: training pushes samples there
     dual        the record's lambda_i >= 0 in the best fit of the first layer by all records, held-out too
     layers      matched filter and pooled fit at every layer, combined as a mixture
-    combined    all of these, combined in the same way
+    combined    layers and boundaries, combined in the same way
     loss        minus the record's loss: what an attacker without the weights would threshold
     """
     for name, one in (("train", train), ("held_out", held_out)):
@@ -251,10 +251,10 @@ def membership_tests(
     if note is None:
         scores["dual"] = _pooled_duals(view, inputs, labels)
     own = torch.stack([score.double() for score in layers], 1)
-    others = torch.stack([score.clamp(min=0).log1p() for score in scores.values()], 1)
-    centred = torch.arange(own.shape[1] + others.shape[1]) < own.shape[1]
+    centred = torch.arange(own.shape[1] + 1) < own.shape[1]
     scores["layers"] = combine(own).scores
-    scores["combined"] = combine(torch.cat([own, others], 1), centred).scores
+    # not the dual, which says what the pooled fit of the first layer says: two like scores blur the mixture
+    scores["combined"] = combine(torch.cat([own, scores["boundaries"].log1p()[:, None]], 1), centred).scores
     scores["loss"] = -_losses(view, inputs, labels)
     n = len(train[0])
     tests = [MembershipTest(name, all_[:n], all_[n:], roc(all_[:n], all_[n:])) for name, all_ in scores.items()]
