@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -152,6 +153,7 @@ def other_kinds(place: Path) -> dict[str, tuple[object, ...]]:
 
 
 COMMANDS = {
+    "membership": ("--data", "npz:TRAIN", "--held-out", "npz:HELD", "-o", "OUT"),
     "inspect": (),
     "reconstruct": ("--steps", 2, "-m", 4, "-o", "OUT"),
     "audit": ("--budget", "0.2s", "--images", 2, "-o", "OUT"),
@@ -169,9 +171,13 @@ def test_every_command_works_or_says_what_does(command: str, kind: str, tmp_path
         model: tuple[object, ...] = (written(kind, 1, tmp_path), *options(kind, 1))
     else:
         model = other_kinds(tmp_path)[kind]
+    generator = np.random.default_rng(0)
+    for name in ("TRAIN", "HELD"):
+        images = generator.random((12, 6, 6), np.float32)
+        np.savez(tmp_path / f"{name}.npz", images=images, labels=np.arange(12) % 2)
     words = [str(tmp_path / "out") if word == "OUT" else word for word in COMMANDS[command]]
-    can_inspect = command == "inspect" and kind == "no hidden"
-    if kind in WORKS or can_inspect:
+    words = [f"npz:{tmp_path / str(word)[4:]}.npz" if str(word).startswith("npz:") else word for word in words]
+    if kind in WORKS or (kind == "no hidden" and command in ("inspect", "membership")):
         engram(command, *model, *words)
         return
     error = engram(command, *model, *words, expect=1)
