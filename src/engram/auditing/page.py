@@ -28,8 +28,8 @@ READS_FEATURES = (
 )
 LIMITS = (
     "No leak found is not a proof of safety: it means that this attack, with this budget, recovered nothing "
-    "beyond the control. A better attack may recover more. Networks outside the supported family are refused, not "
-    "declared safe.",
+    "beyond the control. A better attack may recover more. Networks outside the supported family are refused or "
+    "audited for membership alone, not declared safe.",
     "A leak is what an attacker with the weights can read out. What queries alone would reveal is not measured.",
     "The control is only as good as the held-out records: they must be of the same kind as the training records "
     "and never seen in training. Data of another kind can make chance look like a leak, or hide one.",
