@@ -76,12 +76,10 @@ class Directions:
             self.moments = self._sum_up() + state["moments"]
 
     def _sum_up(self) -> Tensor:
-        """From vectors to moments."""
+        """From vectors to moments, in one product: its rounding must not depend on where a run was resumed."""
         if self.moments is None:
-            vectors, self.kept = self.kept, []
-            self.moments = sum(
-                (some.transpose(1, 2) @ some for some in vectors[1:]), vectors[0].transpose(1, 2) @ vectors[0]
-            )
+            vectors, self.kept = torch.cat(self.kept, 1), []
+            self.moments = vectors.transpose(1, 2) @ vectors
         return self.moments
 
     def basis(self) -> tuple[Tensor, Tensor]:

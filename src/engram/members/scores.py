@@ -59,7 +59,7 @@ class Forked:
             context, alone = get_context("fork"), (1,)
             with ProcessPoolExecutor(self.jobs, context, torch.set_num_threads, alone) as executor:
                 for found in executor.map(_forked, range(first, pool.chunk_count(most))):
-                    yield {name: torch.from_numpy(value) for name, value in found.items()}
+                    yield {name: files.aligned(torch.from_numpy(value)) for name, value in found.items()}
         finally:
             _FORKED.clear()
 
