@@ -93,3 +93,9 @@ def test_traits_of_any_records(shape: tuple[int, ...]) -> None:
     traits = kind_traits(torch.from_numpy(np.random.default_rng(0).random((6, *shape))))
     assert traits.shape[0] == 6
     assert traits.isfinite().all()
+
+
+def test_looking_at_the_records_shows_how_far_it_is() -> None:
+    shares: list[float] = []
+    Pool.of(drawn(), drawn(seed=1), batch=100, progress=lambda _, share: shares.append(share))
+    assert shares == [0.25, 0.5, 0.75, 1.0, 1.0]

@@ -47,6 +47,9 @@ class CentredBatches:
     mean: Tensor
     batch: int
 
+    def __len__(self) -> int:
+        return -(-len(self.images) // self.batch)
+
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for start in range(0, len(self.images), self.batch):
             some = slice(start, start + self.batch)

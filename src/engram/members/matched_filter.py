@@ -57,11 +57,10 @@ class Directions:
         vectors = vectors.detach()
         if self.moments is None:
             self.kept.append(vectors.double())
-            if sum(some.shape[1] for some in self.kept) * 2 <= self.width:
-                return
-            self._sum_up()
-            return
-        self.moments += vectors.transpose(1, 2) @ vectors
+            if sum(some.shape[1] for some in self.kept) * 2 > self.width:
+                self._sum_up()
+        else:
+            self.moments += vectors.transpose(1, 2) @ vectors
 
     def state(self) -> dict[str, Tensor]:
         return {"kept": torch.cat(self.kept, 1)} if self.moments is None else {"moments": self.moments}
@@ -106,7 +105,6 @@ class LayerFilter:
     moments: Tensor = field(default_factory=lambda: torch.zeros(0))
     gain: Tensor = field(default_factory=lambda: torch.zeros(0))
     template: Tensor = field(default_factory=lambda: torch.zeros(0))
-
     blocks: tuple[int, int] = (1, 1)
     """How many blocks of rows and of columns the weight is cut into."""
 

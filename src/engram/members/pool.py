@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +87,7 @@ class Pool:
         digests: list[set[bytes]] = []
         traits: list[Tensor] = []
         lengths: list[int] = []
+        batches = sum(len(source) if isinstance(source, Sized) else 0 for source in sources)
         whole = hashlib.blake2b(digest_size=16)
         for name, source in zip(("records", "held_out"), sources, strict=True):
             own_labels, own_traits, seen = [], [], set[bytes]()
@@ -111,7 +112,7 @@ class Pool:
                 own = _digests(inputs)
                 whole.update(b"".join(own) + some.detach().cpu().long().numpy().tobytes())
                 seen |= set(own)
-                progress("looking at the records", 0.0)
+                progress("looking at the records", min(len(lengths) / batches, 1.0) if batches else 0.0)
             count = sum(map(len, own_labels))
             require(count > 0, name, "must contain records", 0, "give at least one, better a hundred")
             labels.append(torch.cat(own_labels))
@@ -186,6 +187,9 @@ class _Arrays:
     inputs: Tensor
     labels: Tensor
     batch: int
+
+    def __len__(self) -> int:
+        return -(-len(self.labels) // self.batch)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(torch.split(self.inputs, self.batch), torch.split(self.labels, self.batch), strict=True)
