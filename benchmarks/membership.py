@@ -30,8 +30,7 @@ from engram.core.runs import versions
 from engram.members.layers import Margin
 from engram.members.membership import margin_of
 from engram.models.tasks import infer_task
-from engram.scoring.bounds import epsilon_lower
-from engram.scoring.curves import Roc, roc
+from engram.scoring.curves import Roc, epsilon_lower, roc
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 FIRST_SHADOW = 1000

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from engram.core.errors import EngramError
 from engram.papers.catalogue import CATALOGUE
+from engram.papers.results import trends
 from engram.papers.runner import read_records
-from engram.papers.trends import trends
 
 
 def main(arguments: list[str] | None = None) -> int:

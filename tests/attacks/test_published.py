@@ -15,12 +15,13 @@ from engram.attacks.published import (
     margin_loss,
     range_loss,
     residuals,
-    smoothed_relu,
+    smoothed,
     stationarity_loss,
 )
 from engram.attacks.settings import Haim2022
 from engram.core.errors import ConfigError
 from engram.core.loop import Budget, StopReason, run
+from engram.models.activations import RELU
 from engram.models.networks import DenseNetwork
 from engram.models.tasks import Binary
 from engram.models.view import AttackerView
@@ -35,7 +36,7 @@ def test_residuals_equal_hand_written_backpropagation(sizes: tuple[int, ...], bi
     inputs, labels = cases.points(6, sizes[0])
     duals = torch.linspace(0.1, 2.0, 6, dtype=torch.float64)
     slope = 7.0
-    found = residuals(network, Binary(), smoothed_relu(slope), inputs, labels, duals)
+    found = residuals(network, Binary(), smoothed(RELU, slope), inputs, labels, duals)
 
     weights = [weight.numpy() for weight in network.weights]
     biases = [None if b is None else b.numpy() for b in network.biases]
@@ -57,7 +58,7 @@ def test_residuals_equal_hand_written_backpropagation(sizes: tuple[int, ...], bi
 def test_smoothed_relu_second_derivative_is_that_of_the_sigmoid() -> None:
     slope = 19.1
     z = torch.linspace(-0.4, 0.4, 41, dtype=torch.float64, requires_grad=True)
-    (first,) = torch.autograd.grad(smoothed_relu(slope)(z).sum(), z, create_graph=True)
+    (first,) = torch.autograd.grad(smoothed(RELU, slope)(z).sum(), z, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), z)
     for value, once, twice in zip(z.tolist(), first.tolist(), second.tolist(), strict=True):
         gate = oracle.sigmoid(slope * value)
@@ -67,7 +68,7 @@ def test_smoothed_relu_second_derivative_is_that_of_the_sigmoid() -> None:
 
 def test_smoothed_relu_forward_is_exact() -> None:
     z = torch.tensor([-1e-9, 0.0, 1e-9, 3.0])
-    assert torch.equal(smoothed_relu(5.0)(z), torch.relu(z))
+    assert torch.equal(smoothed(RELU, 5.0)(z), torch.relu(z))
 
 
 @pytest.mark.parametrize("bias", ["first", "all", "none"])
@@ -77,7 +78,7 @@ def test_gradient_of_the_objective_equals_forward_mode_by_hand(bias: BiasPolicy)
     inputs, labels = cases.points(4, 3)
     duals = torch.tensor([0.7, 0.1, 1.3, 0.4], dtype=torch.float64)
     inputs.requires_grad_()
-    loss = stationarity_loss(residuals(network, Binary(), smoothed_relu(6.0), inputs, labels, duals))
+    loss = stationarity_loss(residuals(network, Binary(), smoothed(RELU, 6.0), inputs, labels, duals))
     (gradient,) = torch.autograd.grad(loss, inputs)
     for moved in [(0, 0), (1, 2), (2, 1), (3, 1)]:
         expected = oracle.stationarity_derivative(
@@ -141,7 +142,7 @@ def test_steps_equal_torch_sgd_with_momentum() -> None:
     )
     for _ in range(5):
         optimiser.zero_grad()
-        unexplained = residuals(view.network, view.task, smoothed_relu(5.0), images, state["labels"], duals)
+        unexplained = residuals(view.network, view.task, smoothed(RELU, 5.0), images, state["labels"], duals)
         loss = (
             stationarity_loss(unexplained)
             + 5 * (settings.dual_floor - duals).clamp(min=0).square().sum()

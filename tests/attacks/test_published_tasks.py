@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engram.attacks.published import PublishedScheme, residuals, smoothed_relu, stationarity_loss
+from engram.attacks.published import PublishedScheme, residuals, smoothed, stationarity_loss
 from engram.attacks.reconstruction import Reconstruction
 from engram.attacks.settings import KNOWN_SETTINGS, Buzaglo2023, Haim2022
 from engram.core.errors import ConfigError
 from engram.core.loop import Budget, Snapshots, StopReason, run
+from engram.models.activations import RELU
 from engram.models.networks import DenseNetwork
 from engram.models.tasks import Binary, Multiclass, MulticlassPairs, Regression, Task
 from engram.training.spec import BiasPolicy
@@ -60,7 +61,7 @@ def problem(task: Task, bias: BiasPolicy) -> tuple[DenseNetwork, Tensor, Tensor,
 @pytest.mark.parametrize("bias", ["first", "all", "none"])
 def test_residuals_equal_hand_written_backpropagation(task: Task, bias: BiasPolicy) -> None:
     network, inputs, labels, duals = problem(task, bias)
-    found = residuals(network, task, smoothed_relu(SLOPE), inputs, labels, duals)
+    found = residuals(network, task, smoothed(RELU, SLOPE), inputs, labels, duals)
     expected = {name: value.numpy().copy() for name, value in network.params.items()}
     rows = by_hand(network, task, inputs, labels, duals)
     for x, row in zip(inputs.numpy(), rows, strict=True):
@@ -78,7 +79,7 @@ def test_residuals_equal_hand_written_backpropagation(task: Task, bias: BiasPoli
 def test_gradient_of_the_images_equals_forward_mode_by_hand(task: Task) -> None:
     network, inputs, labels, duals = problem(task, "all")
     inputs.requires_grad_()
-    loss = stationarity_loss(residuals(network, task, smoothed_relu(SLOPE), inputs, labels, duals))
+    loss = stationarity_loss(residuals(network, task, smoothed(RELU, SLOPE), inputs, labels, duals))
     (gradient,) = torch.autograd.grad(loss, inputs)
     rows = by_hand(network, task, inputs, labels, duals)
     for moved in [(0, 0), (1, 2), (4, 1)]:

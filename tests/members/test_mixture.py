@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engram.members.mixture import combine
+from engram.members.scores import combine
 from engram.scoring.curves import roc
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.members.layers import passes, readable_layers
-from engram.members.pooled_fit import PooledFit, _likeliest, left_out_scores
+from engram.members.matched_filter import PooledFit, _likeliest, left_out_scores
 
 
 def drawn(n: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engram.attacks.published import PublishedScheme, residuals, smoothed_relu
+from engram.attacks.published import PublishedScheme, residuals, smoothed
 from engram.attacks.settings import Buzaglo2023
 from engram.core.errors import ConfigError, UnsupportedModelError
 from engram.core.loop import Budget, Snapshots, run
+from engram.models.activations import RELU
 from engram.models.architecture import Architecture, parse_layers
 from engram.models.networks import ConvNetwork, DenseNetwork
 from engram.models.tasks import Binary, Multiclass, MulticlassPairs, Regression, Task
@@ -104,7 +105,7 @@ def test_stationarity_equals_loops_over_patches(task: Task) -> None:
     inputs, labels = cases.points(6, 84, labels=task.label_count)
     inputs = inputs.view(6, *SHAPE)
     duals = task.draw_duals(labels, torch.Generator().manual_seed(1))
-    found = residuals(network, task, smoothed_relu(5.0), inputs, labels, duals)
+    found = residuals(network, task, smoothed(RELU, 5.0), inputs, labels, duals)
     rows = task.output_weights(labels, duals, network(inputs))
     expected = [value.numpy().copy() for value in network.params.values()]
     for x, row in zip(inputs, rows, strict=True):
@@ -183,7 +184,11 @@ def test_networks_without_a_head_use_plain_descent() -> None:
     ("text", "message"),
     [
         ("conv3 relu flatten 1", "--arch has no layer 'conv3'"),
-        ("conv3x4 maxpool2 flatten softmax", "'maxpool2', 'softmax'"),
+        ("conv3x4 minpool2 flatten softmax", "'minpool2', 'softmax'"),
+        ("conv3x4 relu conv3x4 gelu flatten 1", "its activations differ: gelu, relu"),
+        ("conv3x4g3 relu flatten 1", "3 groups don't divide its 2 or 4 channels"),
+        ("conv3x4 maxpool2p2 flatten 1", "its padding is more than half of its squares"),
+        ("conv3x4 maxpool9 flatten 1", "its squares are larger"),
         ("conv3x4 relu 1", "1 (layer 3) can't take 4x5x4: a fully-connected layer needs flatten"),
         ("conv9x4 flatten 1", "conv9x4 (layer 1) can't take 2x7x6: its kernel is larger than the image"),
         ("conv3x4 avgpool5 flatten 1", "its squares are larger"),

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from benchmarks.trends import main
 
+from engram.papers.results import STATEMENTS, trends, trends_table
 from engram.papers.runner import SCHEMA_VERSION
-from engram.papers.trends import STATEMENTS, trends, trends_table
 
 GOOD = {
     "cifar50": 40,

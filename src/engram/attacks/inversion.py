@@ -114,6 +114,6 @@ def invert(
 
 def first_layer_images(view: AttackerView) -> Tensor:
     """Rows of W_1 in the shape of an input, largest norm first, [h, *shape]."""
-    rows = view.network.weights[0]
+    rows = view.network.leaving(view.network.weights[0])
     strongest = rows.norm(dim=1).argsort(descending=True, stable=True)
     return rows[strongest].view(-1, *view.input_shape)

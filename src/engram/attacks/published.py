@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,47 +12,51 @@ from engram.attacks.reconstruction import Attack, Reconstruction
 from engram.attacks.settings import Buzaglo2023, Haim2022
 from engram.core.errors import require
 from engram.core.loop import Metrics, State
-from engram.models.networks import Activation, Network
+from engram.models.activations import Activation, Pointwise
+from engram.models.networks import Network
 from engram.models.tasks import Task
 from engram.models.view import AttackerView
 
 
-class _SmoothedReLU(torch.autograd.Function):
-    """y = max(z, 0) and dy/dz := sigmoid(slope z).
+class _Smoothed(torch.autograd.Function):
+    """y = phi(z) of ReLU or LeakyReLU, and dy/dz := sigmoid(slope z) in place of its step.
 
     `backward` consists of differentiable operations, so autograd can differentiate it again, and the second
     derivative goes through the sigmoid: d²y/dz² := slope sigmoid(slope z) (1 - sigmoid(slope z)).
     """
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, slope: float) -> Tensor:
+    def forward(ctx: Any, z: Tensor, activation: Activation, slope: float) -> Tensor:
         ctx.save_for_backward(z)
-        ctx.slope = slope
-        return z.clamp(min=0)
+        ctx.activation, ctx.slope = activation, slope
+        return activation(z)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (z,) = ctx.saved_tensors
-        return gradients[0] * torch.sigmoid(ctx.slope * z), None
+        return gradients[0] * ctx.activation.gate(z, ctx.slope), None, None
 
 
-def smoothed_relu(slope: float) -> Callable[[Tensor], Tensor]:
-    """The activation with that slope (the papers' alpha).
+def smoothed(activation: Activation, slope: float) -> Pointwise:
+    """The activation with a kink as soft as that slope (the papers' alpha); one without a kink is left alone.
 
+    >>> from engram.models.activations import RELU
     >>> z = torch.tensor([0.0], dtype=torch.float64, requires_grad=True)
-    >>> (gradient,) = torch.autograd.grad(smoothed_relu(8.0)(z), z, create_graph=True)
+    >>> (gradient,) = torch.autograd.grad(smoothed(RELU, 8.0)(z), z, create_graph=True)
     >>> gradient.item(), torch.autograd.grad(gradient, z)[0].item()
     (0.5, 2.0)
     """
+    if not activation.has_kink:
+        return activation
 
-    def activation(z: Tensor) -> Tensor:
-        return _SmoothedReLU.apply(z, slope)  # type: ignore[no-any-return,no-untyped-call]
+    def soft(z: Tensor) -> Tensor:
+        return _Smoothed.apply(z, activation, slope)  # type: ignore[no-any-return,no-untyped-call]
 
-    return activation
+    return soft
 
 
 def residuals(
-    network: Network, task: Task, activation: Activation, inputs: Tensor, labels: Tensor, duals: Tensor
+    network: Network, task: Task, activation: Pointwise, inputs: Tensor, labels: Tensor, duals: Tensor
 ) -> dict[str, Tensor]:
     """The part of every parameter tensor that the candidates leave unexplained.
 
@@ -181,7 +184,7 @@ class PublishedScheme(Attack):
         settings, task, labels = self.settings, self.view.task, state["labels"]
         images, duals = (state[name].detach().requires_grad_() for name in ("images", "duals"))
         network = self.view.network.to(dtype=settings.torch_dtype)
-        activation = smoothed_relu(settings.relu_slope)
+        activation = smoothed(network.activation, settings.relu_slope)
         unexplained = residuals(network, task, activation, images, labels, duals)
         stationarity = stationarity_loss(unexplained)
         shortfall = task.dual_shortfall(labels, duals, settings.dual_floor)

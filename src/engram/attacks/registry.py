@@ -114,6 +114,14 @@ def _resumed(
 ) -> Attack:
     """The attack of an existing run, unless something else was asked for."""
     where, record = RunDirectory(directory).record, read_record(directory)
+    known = view.normalization
+    for name, here in (
+        ("activation", str(view.network.activation)),
+        ("normalization", None if known is None else known.text),
+        ("head", view.head),
+    ):
+        if here != record.get(name, here):
+            refuse_difference(name, here, record[name], where)
     if record.get("weights_sha256") != view.network.digest():
         raise ConfigError(
             f"the model's weights differ from those of the run recorded in {where} ({record.get('model')}); "

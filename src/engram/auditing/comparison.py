@@ -60,6 +60,9 @@ def audit_data(
             f"{shared} that are also in train",
             "give records that training never saw",
         )
+    if view.normalization is not None:
+        require(mean is None, "mean", "is part of the normalisation", "both", "leave mean out")
+        mean = view.normalization.mean_of(view.input_shape)
     centre = records.images.mean(0) if mean is None else mean.to(torch.float32)
     require(
         tuple(centre.shape) == tuple(view.input_shape),
@@ -189,6 +192,8 @@ class Comparison:
     """Whether a candidate picks its record out among decoys; None without held-out records."""
     control: Control | None
     """How well the two sets can be told apart without the model; None without held-out records."""
+    doubts: tuple[str, ...] = ()
+    """What is probably wrong about how the model was read."""
 
     @property
     def count(self) -> Count:
@@ -199,11 +204,11 @@ class Comparison:
     def warnings(self) -> tuple[str, ...]:
         """What makes the numbers doubtful."""
         known = (*(() if self.control is None else self.control.warnings), *self.score.warnings)
-        if self.accuracy >= LEARNT:
-            return known
+        if self.accuracy >= LEARNT or self.doubts:
+            return (*self.doubts, *known)
         doubt = (
             f"the model gets only {self.accuracy:.0%} of the training records right: they may not be what it was "
-            "trained on, or the labels or the subtracted mean are wrong"
+            "trained on, or the labels or the preprocessing (--normalize, --mean) are wrong"
         )
         return (doubt, *known)
 
@@ -213,6 +218,7 @@ class Comparison:
             "held_out": _described(self.data),
             "accuracy": self.accuracy,
             "warnings": list(self.warnings),
+            "doubts": list(self.doubts),
             "control": None if self.control is None else self.control.to_json(),
             "threshold": self.threshold.text,
             "scores": self.score.to_json(),
@@ -225,7 +231,12 @@ class Comparison:
 
 
 def compare_with(
-    view: AttackerView[Network], part: DensePart, blind: BlindView, data: Split, space: RowSpace
+    view: AttackerView[Network],
+    part: DensePart,
+    blind: BlindView,
+    data: Split,
+    space: RowSpace,
+    doubts: tuple[str, ...] = (),
 ) -> Comparison:
     """Everything that the data show about the candidates and the weights; `space` is the part's row space."""
     score = compare(blind.found, data, network=view.network)
@@ -264,6 +275,7 @@ def compare_with(
         ),
         line_up=lined,
         control=control_kind,
+        doubts=doubts,
     )
 
 

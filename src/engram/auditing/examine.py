@@ -11,6 +11,7 @@ from engram.core.errors import require
 from engram.core.progress import Progress, silent
 from engram.core.progress import part as part_of
 from engram.members.kkt import KKT, DensePart, kkt
+from engram.models.networks import Network
 from engram.models.row_space import RowSpace
 from engram.scoring.metrics import ssim
 from engram.scoring.protocols import paired_ncc
@@ -47,12 +48,22 @@ class Ceiling:
 
 
 def ceiling(
-    basis: Tensor, images: Tensor, mean: Tensor, *, pixel_range: tuple[float, float] = (0.0, 1.0)
+    basis: Tensor,
+    images: Tensor,
+    mean: Tensor,
+    *,
+    pixel_range: tuple[float, float] = (0.0, 1.0),
+    network: Network | None = None,
 ) -> Ceiling:
-    """Compare images [n, *shape] with V Vᵀ (x - mean) + mean for orthonormal rows V [r, d]; mean [*shape]."""
+    """Compare images [n, *shape] with V Vᵀ (x - mean) + mean for orthonormal rows V [r, d]; mean [*shape].
+
+    V is in the coordinates that the `network`'s first layer sees.
+    """
     images, mean, basis = images.double(), mean.double(), basis.double()
     inputs = images - mean
-    projected = (inputs.flatten(1) @ basis.T @ basis).view_as(inputs)
+    entering = inputs.flatten(1) if network is None else network.entering(inputs)
+    projected = entering @ basis.T @ basis
+    projected = (projected if network is None else network.leaving(projected)).view_as(inputs)
     is_image = images.ndim == 4
     energy = inputs.flatten(1).square().sum(1)
     inside = projected.flatten(1).square().sum(1)
@@ -132,7 +143,7 @@ def examine(
     if part.reads_features:
         reach = replace(ceiling(space.basis, entering, torch.zeros_like(entering[0])), ncc=None)
     else:
-        reach = ceiling(space.basis, images, mean, pixel_range=part.view.pixel_range)
+        reach = ceiling(space.basis, images, mean, pixel_range=part.view.pixel_range, network=part.whole)
     progress("examining: boundaries", 0.95)
     unseen = None
     if held_out is not None and len(held_out):

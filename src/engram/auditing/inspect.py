@@ -6,7 +6,7 @@ directions above it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -198,6 +198,8 @@ def describe(
     """Describe the network of a view; with a number of samples, also whether it has enough equations for them."""
     require(samples is None or samples > 0, "samples", "must be positive", samples)
     dense = view.dense
+    if dense is not None:
+        dense = replace(dense, network=dense.network.bare)
     network = view.network if dense is None else dense.network
     read = next(index for index, weight in enumerate(network.weights) if weight.ndim == 2)
     progress(f"inspecting: row space of layers.{read}", 0.0)

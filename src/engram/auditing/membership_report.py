@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from engram.auditing.comparison import LEARNT
-from engram.auditing.preprocessing import ChosenMean, chosen_mean
+from engram.auditing.preprocessing import Preprocessing, chosen_preprocessing, doubts
 from engram.auditing.record import SCHEMA_VERSION
+from engram.auditing.verdict import Outcome
 from engram.auditing.visuals import roc_chart
 from engram.core import files
 from engram.core.errors import require
@@ -20,9 +21,10 @@ from engram.core.runs import versions
 from engram.data.sets import ImageSet
 from engram.members.membership import MembershipRecord, membership, task_of
 from engram.members.scores import Runner, in_process
+from engram.models.networks import Network
+from engram.models.view import AttackerView, Normalization
 from engram.render.html import Cell, Gallery, Page, Picture, Section, Table, Tile, data_uri, render
-from engram.scoring.bounds import CONFIDENCE, DELTA
-from engram.scoring.curves import RATES
+from engram.scoring.curves import CONFIDENCE, DELTA, RATES
 
 SNAPSHOT_FILE = "membership.snapshot.safetensors"
 MOST_PICTURES = 60
@@ -40,11 +42,11 @@ LIMITS = (
 
 
 @dataclass(frozen=True, eq=False)
-class CentredBatches:
-    """Images without their mean, batch by batch, so that no second copy is held."""
+class InputBatches:
+    """Images as the model takes them, batch by batch, so that no second copy is held."""
 
     images: ImageSet
-    mean: Tensor
+    preprocessing: Preprocessing
     batch: int
 
     def __len__(self) -> int:
@@ -53,7 +55,7 @@ class CentredBatches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for start in range(0, len(self.images), self.batch):
             some = slice(start, start + self.batch)
-            yield self.images.images[some] - self.mean, self.images.labels[some]
+            yield self.preprocessing(self.images.images[some]), self.images.labels[some]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,29 +66,45 @@ class MembershipReport:
     record: MembershipRecord
     train: ImageSet
     held_out: ImageSet
-    mean: ChosenMean
+    preprocessing: Preprocessing
     command: str | None = None
     not_tried: str | None = None
     """Why no attack tried to reconstruct images, where an audit wanted it."""
+    doubts: tuple[str, ...] = ()
+    """What is probably wrong about how the model was read."""
+
+    @property
+    def outcome(self) -> Outcome:
+        return "not enough evidence" if self.doubts else self.record.outcome
+
+    @property
+    def sentence(self) -> str:
+        if not self.doubts:
+            return self.record.sentence
+        reason = f"{self.doubts[0][0].upper()}{self.doubts[0][1:]}"
+        return f"Not enough evidence. {reason}. {self.record.sentence}"
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What makes the numbers doubtful, worst first."""
-        found = list(self.record.control.warnings)
-        if self.mean.accuracy < LEARNT:
+        found = [*(f"{one[0].upper()}{one[1:]}." for one in self.doubts), *self.record.control.warnings]
+        if self.preprocessing.accuracy < LEARNT and not self.doubts:
             found.append(
-                f"The model gets only {self.mean.accuracy:.0%} of the training records right: they may not be "
-                "what it was trained on, or the labels or the preprocessing (--mean) are wrong."
+                f"The model gets only {self.preprocessing.accuracy:.0%} of the training records right: they may "
+                "not be what it was trained on, or labels or preprocessing (--normalize, --mean) are wrong."
             )
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
         return {
             **self.record.to_json(),
+            "outcome": self.outcome,
+            "sentence": self.sentence,
             "model": self.model,
-            "data": {"train": self.train.name, "held_out": self.held_out.name, "mean": self.mean.name},
-            "accuracy": self.mean.accuracy,
+            "data": {"train": self.train.name, "held_out": self.held_out.name, "mean": self.preprocessing.name},
+            "accuracy": self.preprocessing.accuracy,
             "warnings": list(self.warnings),
+            "doubts": list(self.doubts),
             "versions": versions(),
             "command": self.command,
         }
@@ -99,8 +117,8 @@ class MembershipReport:
             "kind": "audit",
             "mode": "membership only",
             "verdict": {
-                "outcome": record.outcome,
-                "sentence": record.sentence,
+                "outcome": self.outcome,
+                "sentence": self.sentence,
                 "leaks": record.leaks,
                 "p_reconstruction": None,
                 "p_membership": record.roc.p_value,
@@ -129,6 +147,8 @@ def run_membership(
     task: str | None = None,
     input_shape: tuple[int, ...] | None = None,
     mean: str = "auto",
+    normalize: str | None = None,
+    view: AttackerView[Network] | None = None,
     batch: int = 64,
     command: str | None = None,
     not_tried: str | None = None,
@@ -138,7 +158,11 @@ def run_membership(
     snapshot_every: float = 20.0,
     progress: Progress = silent,
 ) -> MembershipReport:
-    """Ask a module which of `train` it was trained on; `held_out` is the control."""
+    """Ask a module which of `train` it was trained on; `held_out` is the control.
+
+    `view` is what a file said about the model, if the module was made from it: then the module applies the scale
+    of the normalisation itself.
+    """
     for what, one, shape in (("the data", train, input_shape or train.shape), ("held_out", held_out, train.shape)):
         require(
             one.shape == tuple(shape),
@@ -148,8 +172,13 @@ def run_membership(
             "choose the data that the model was trained on",
         )
     meaning = task_of(model, train.images[:2], int(max(train.labels.max(), held_out.labels.max())), task)
-    chosen = chosen_mean(model, meaning, train, held_out, mean)
-    sources = (CentredBatches(one, chosen.mean, batch) for one in (train, held_out))
+    known = view.normalization if view is not None else None
+    if view is None and normalize is not None:
+        known = Normalization.parse(normalize)
+    chosen = chosen_preprocessing(model, meaning, train, held_out, mean, known, applies_gain=view is not None)
+    about = chosen.doubt if view is None else None
+    found = doubts(view, chosen, train) if view is not None else () if about is None else (about,)
+    sources = (InputBatches(one, chosen, batch) for one in (train, held_out))
     record = membership(
         model,
         *sources,
@@ -160,15 +189,14 @@ def run_membership(
         snapshot_every=snapshot_every,
         progress=progress,
     )
-    return MembershipReport(name, record, train, held_out, chosen, command, not_tried)
+    return MembershipReport(name, record, train, held_out, chosen, command, not_tried, found)
 
 
 def page_of(report: MembershipReport) -> Page:
-    record = report.record
     return Page(
         title=f"{report.model}: which records were in training?",
-        outcome=record.outcome,
-        sentence=record.sentence,
+        outcome=report.outcome,
+        sentence=report.sentence,
         tiles=_tiles(report),
         sections=[
             *_warning_sections(report),
@@ -317,12 +345,11 @@ def _layers_section(report: MembershipReport) -> Section:
 
 
 def _settings_section(report: MembershipReport) -> Section:
-    mean = {"train": "the training mean", "zero": "nothing"}[report.mean.name]
     rows = [
         ("training records", f"{len(report.train):,} of {report.train.name}"),
         ("held-out records", f"{len(report.held_out):,} of {report.held_out.name}"),
-        ("subtracted from inputs", mean),
-        ("training records classified right", f"{report.mean.accuracy:.1%}"),
+        ("preprocessing", report.preprocessing.described),
+        ("training records classified right", f"{report.preprocessing.accuracy:.1%}"),
         ("AUC of a classifier between both sets, without the model", f"{report.record.control.roc.auc:.2f}"),
     ]
     return Section(

@@ -1,52 +1,206 @@
-"""What was subtracted from the inputs before the network saw them: the training mean, or nothing."""
+"""What happens to pixels before a network sees them, and whether it was guessed right.
+
+A normalisation that is given is used. Otherwise the mean is chosen by how well the model does on all records, and
+the usual normalisations are tried to see whether one fits better. Accuracy says little: a network that has learnt
+its records by heart gets them right at almost any scale. But training pushes all of them to about the same margin,
+so the spread of the training margins, relative to their mean, is smallest with the right preprocessing.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from engram.core.errors import require
+from engram.core.errors import ConfigError, require
 from engram.data.sets import ImageSet
 from engram.members.layers import as_fed
+from engram.members.membership import margin_of
+from engram.models.activations import activation_named
+from engram.models.networks import Network
+from engram.models.open.door import ACTIVATIONS
+from engram.models.open.modules import as_module
 from engram.models.tasks import Task
+from engram.models.view import NORMALIZATIONS, AttackerView, Normalization
 
 AT_ONCE = 500
 WAYS = ("auto", "train", "zero")
+BETTER_SPREAD = 0.95
+"""Another preprocessing is likelier if the training margins spread less than this share of what they do now."""
+BETTER_ACCURACY = 0.02
+"""Or if it gets this share more of the training records right."""
 
 
 @dataclass(frozen=True, eq=False)
-class ChosenMean:
-    """The mean [*shape] that was chosen, by name, and the share of training records that are then right."""
+class Preprocessing:
+    """Inputs are (images - mean) * gain: the mean [*shape] that was chosen, by name, and the gain [*shape] or
+    None.
+
+    The gain is None where the model itself applies it.
+    """
 
     mean: Tensor
     name: str
     accuracy: float
+    """The share of training records that the model then classifies as labelled."""
+    gain: Tensor | None = None
+    likelier: str | None = None
+    """A normalisation, as --normalize takes it, that fits the training records better."""
+
+    def __call__(self, images: Tensor) -> Tensor:
+        centred = images - self.mean
+        return centred if self.gain is None else centred * self.gain
+
+    @property
+    def described(self) -> str:
+        """What was done, in words."""
+        words = {"train": "the training mean is subtracted", "zero": "nothing is subtracted"}
+        return words.get(self.name, f"normalised: {self.name}")
+
+    @property
+    def doubt(self) -> str | None:
+        """What is wrong with it and what to do, if something is."""
+        if self.likelier is None:
+            return None
+        return (
+            f"the training records fit the model better if their pixels are normalised ({self.likelier}) than now "
+            f"({self.described}). With the wrong preprocessing hardly anything is found, so no count here means "
+            f"anything: give the normalisation of your training script with --normalize, for example "
+            f"--normalize {self.likelier}"
+        )
 
 
 @torch.no_grad()
-def chosen_mean(
-    model: nn.Module, task: Task, train: ImageSet, held_out: ImageSet | None, way: str = "auto"
-) -> ChosenMean:
-    """Take the mean that is asked for, or the one with which the model does better on all records.
+def chosen_preprocessing(
+    model: nn.Module,
+    task: Task,
+    train: ImageSet,
+    held_out: ImageSet | None,
+    way: str = "auto",
+    normalization: Normalization | None = None,
+    *,
+    applies_gain: bool = False,
+) -> Preprocessing:
+    """The normalisation that is given; else the mean asked for, or the one with which the model does better.
 
-    Held-out records count as much as training records, so that the choice can't favour either.
+    Held-out records count as much as training records, so that the choice can't favour either. `applies_gain`: the
+    model contains the scale of the normalisation.
     """
     require(way in WAYS, "--mean", f"must be one of {', '.join(WAYS)}", way)
+    if normalization is not None:
+        if way != "auto":
+            raise ConfigError("--mean does nothing with --normalize, which includes a mean; leave it out")
+        found = _normalized(normalization, train.shape, normalization.text, applies_gain=applies_gain)
+        return _with_accuracy(found, model, task, train)
     means = {"train": train.images.mean(0), "zero": torch.zeros(train.shape)}
     names = [way] if way in means else list(means)
-    sets = [one for one in (train, held_out) if one is not None and len(one)]
-    found = {}
-    for name in names:
-        outputs = [_outputs(model, one.images, means[name]) for one in sets]
-        right = [task.correct(some, one.labels).double().mean() for some, one in zip(outputs, sets, strict=True)]
-        loss = [task.loss(some, one.labels) for some, one in zip(outputs, sets, strict=True)]
-        found[name] = (float(torch.stack(right).mean()), -float(torch.stack(loss).mean())), float(right[0])
-    best = max(found, key=lambda name: found[name][0])
-    return ChosenMean(means[best], best, found[best][1])
+    tried = {name: Preprocessing(means[name], name, 0.0) for name in names}
+    if len(tried) > 1:
+        sets = [one for one in (train, held_out) if one is not None and len(one)]
+        rank = {name: _rank(one, model, task, sets) for name, one in tried.items()}
+        tried = {max(rank, key=lambda name: rank[name]): tried[max(rank, key=lambda name: rank[name])]}
+    chosen = next(iter(tried.values()))
+    return judged_mean(model, task, train, chosen.mean, chosen.name)
 
 
-def _outputs(model: nn.Module, images: Tensor, mean: Tensor) -> Tensor:
-    parts = [model(as_fed(model, some - mean)) for some in torch.split(images, AT_ONCE)]
+@torch.no_grad()
+def judged_mean(
+    model: nn.Module, task: Task, train: ImageSet, mean: Tensor, name: str = "a mean of your own"
+) -> Preprocessing:
+    """A mean [*shape] as it was chosen, with what the training records say about it."""
+    chosen = _with_accuracy(Preprocessing(mean, name, 0.0), model, task, train)
+    return replace(chosen, likelier=_likelier(chosen, model, task, train))
+
+
+def _rank(how: Preprocessing, model: nn.Module, task: Task, sets: list[ImageSet]) -> tuple[float, float]:
+    """Mean accuracy over the sets, then minus the mean loss."""
+    outputs = [_outputs(model, one.images, how) for one in sets]
+    right = [task.correct(some, one.labels).double().mean() for some, one in zip(outputs, sets, strict=True)]
+    loss = [task.loss(some, one.labels) for some, one in zip(outputs, sets, strict=True)]
+    return float(torch.stack(right).mean()), -float(torch.stack(loss).mean())
+
+
+def _with_accuracy(how: Preprocessing, model: nn.Module, task: Task, train: ImageSet) -> Preprocessing:
+    right = task.correct(_outputs(model, train.images, how), train.labels).double().mean()
+    return Preprocessing(how.mean, how.name, float(right), how.gain)
+
+
+def _normalized(
+    known: Normalization, shape: tuple[int, ...], name: str, *, applies_gain: bool = False
+) -> Preprocessing:
+    gain = None if applies_gain else known.gain_of(shape).view(shape)
+    return Preprocessing(known.mean_of(shape), name, 0.0, gain)
+
+
+def _usual(train: ImageSet) -> Iterator[tuple[str, Preprocessing]]:
+    """The normalisations of other people's scripts that fit the channels, and the one of these very images."""
+    for name, one in NORMALIZATIONS.items():  # those of digits are for one channel
+        if name in ("half", "bytes") or len(one.mean) == train.shape[0]:
+            yield name, _normalized(one, train.shape, name)
+    axes = (0, 2, 3)
+    own = Normalization.of((train.images.mean(axes), train.images.std(axes).clamp(min=1e-3)))
+    text = "/".join(",".join(f"{value:.4g}" for value in values) for values in (own.mean, own.std))
+    yield text, _normalized(own, train.shape, text)
+
+
+def _likelier(chosen: Preprocessing, model: nn.Module, task: Task, train: ImageSet) -> str | None:
+    """The usual normalisation that fits the training records clearly better than what was chosen, if one does."""
+    if len(train.shape) != 3 or len(train) < 10:
+        return None
+    now_right, now_spread = _fit(chosen, model, task, train)
+    fits = {text: _fit(how, model, task, train) for text, how in _usual(train)}
+    right = max(accuracy for accuracy, _ in fits.values())
+    best = min((text for text in fits if fits[text][0] == right), key=lambda text: fits[text][1])
+    if right > now_right + BETTER_ACCURACY:
+        return best
+    return best if right >= now_right and fits[best][1] < BETTER_SPREAD * now_spread else None
+
+
+def likelier_activation(view: AttackerView[Network], how: Preprocessing, train: ImageSet) -> str | None:
+    """The activation with which the training records fit clearly better than with the one assumed, if one does."""
+    if not view.is_assumed or len(train) < 10:
+        return None
+    now = _fit(how, as_module(view.network), view.task, train)
+    fits = {
+        name: _fit(how, as_module(replace(view.network, activation=activation_named(name))), view.task, train)
+        for name in ACTIVATIONS
+        if activation_named(name) != view.network.activation
+    }
+    right = max(accuracy for accuracy, _ in fits.values())
+    best = min((name for name in fits if fits[name][0] == right), key=lambda name: fits[name][1])
+    if right > now[0] + BETTER_ACCURACY:
+        return best
+    return best if right >= now[0] and fits[best][1] < BETTER_SPREAD * now[1] else None
+
+
+def doubts(view: AttackerView[Network], how: Preprocessing, train: ImageSet) -> tuple[str, ...]:
+    """What is probably wrong about how the model was read, each with what to do."""
+    found = [] if how.doubt is None else [how.doubt]
+    if (name := likelier_activation(view, how, train)) is not None:
+        found.append(
+            f"the training records fit the model better with {name} between its layers than with "
+            f"{view.network.activation}, which was assumed: try --activation {name}"
+        )
+    chance = 1 / view.task.label_count
+    if how.accuracy <= chance + 3 * (chance * (1 - chance) / len(train)) ** 0.5 and not found:
+        found.append(
+            f"the model gets {how.accuracy:.0%} of the training records right, no more than guessing would: its "
+            "preprocessing (--normalize), its labels (--labels), or what stands between its layers (--activation, "
+            "--model-code) is not what was assumed"
+        )
+    return tuple(found)
+
+
+def _fit(how: Preprocessing, model: nn.Module, task: Task, train: ImageSet) -> tuple[float, float]:
+    """Accuracy on the training records, and the spread of their margins relative to its mean."""
+    margins = margin_of(task)(_outputs(model, train.images, how), train.labels)
+    mean = float(margins.mean())
+    spread = float(margins.std()) / mean if mean > 0 else float("inf")
+    return float((margins > 0).double().mean()), spread
+
+
+def _outputs(model: nn.Module, images: Tensor, how: Preprocessing) -> Tensor:
+    parts = [model(as_fed(model, how(some))) for some in torch.split(images, AT_ONCE)]
     return torch.cat([part.detach().cpu().double().reshape(len(part), -1) for part in parts])

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from engram.attacks.settings import EngineSettings
 from engram.auditing.baselines import Scale, inversion_settings, run_baselines
 from engram.auditing.comparison import Samples, audit_data, blind_view, compare_with
 from engram.auditing.inspect import describe
+from engram.auditing.preprocessing import chosen_preprocessing, judged_mean
+from engram.auditing.preprocessing import doubts as doubts_about
 from engram.auditing.reach import judge
 from engram.auditing.record import AttackSummary, AuditRecord, Timeline
 from engram.auditing.verdict import decide
@@ -24,7 +27,10 @@ from engram.core.progress import Progress, by_steps, silent
 from engram.core.runs import versions
 from engram.data.sets import Split
 from engram.members.kkt import dense_part
+from engram.models.networks import Network
 from engram.models.open.door import Model, model_name, open_view
+from engram.models.open.modules import as_module
+from engram.models.view import AttackerView
 from engram.pipeline import attack, default_protocol
 
 TIMELINE_FILE = "timeline.jsonl"
@@ -38,6 +44,10 @@ def audit(
     train: Samples | None = None,
     held_out: Samples | None = None,
     mean: Tensor | None = None,
+    std: Any = None,
+    normalize: Any = None,
+    activation: str | None = None,
+    head: str | None = None,
     task: str | None = None,
     settings: EngineSettings | None = None,
     seconds: float | None = None,
@@ -48,15 +58,28 @@ def audit(
 ) -> AuditRecord:
     """Inspect, attack, score and judge a model; blind without `train`.
 
-    model, input_shape, task, arch   as `engram.open_view` takes them
+    model, input_shape, task, arch, activation, normalize, head   as `engram.open_view` takes them
     train        (images [n, *shape] with pixels in [0, 1], labels [n]) that the model was trained on
     held_out     the same for records that it never saw: the control, without which no count means anything
     mean         [*shape], the mean subtracted from inputs before the network sees them; None is the mean of
                  `train`; use zeros if the network takes pixels as they are
+    std          what inputs are then divided by; with `mean` this is the same as normalize=(mean, std)
     seconds      time for the attack; baselines and scoring come on top
     directory    where the run writes its files, so that it can `resume` after a kill
     """
-    view = open_view(model, input_shape=input_shape, task=task, arch=arch)
+    if std is not None:
+        if normalize is not None or mean is None:
+            raise ConfigError("std needs a mean; give both, or normalize=(mean, std)")
+        normalize, mean = (mean, std), None
+    view = open_view(
+        model,
+        input_shape=input_shape,
+        task=task,
+        arch=arch,
+        activation=activation,
+        normalize=normalize,
+        head=head,
+    )
     data = None
     if train is not None:
         data = audit_data(view, train, held_out, mean)
@@ -73,7 +96,20 @@ def audit(
         directory=directory,
         resume=resume,
         progress=progress,
+        doubts=() if data is None else data_doubts(view, data),
     )
+
+
+def data_doubts(view: AttackerView[Network], data: Split) -> tuple[str, ...]:
+    """What the records say about how the model was read."""
+    module = as_module(view.network)
+    if view.normalization is not None:
+        chosen = chosen_preprocessing(
+            module, view.task, data.train, data.held_out, "auto", view.normalization, applies_gain=True
+        )
+    else:
+        chosen = judged_mean(module, view.task, data.train, data.mean)
+    return doubts_about(view, chosen, data.train)
 
 
 def run_audit(
@@ -88,6 +124,7 @@ def run_audit(
     snapshot_every: float = 20.0,
     progress: Progress = silent,
     command: str | None = None,
+    doubts: tuple[str, ...] = (),
 ) -> AuditRecord:
     """Audit with the chosen attack; with a directory, write the report and its files there."""
     started = time.monotonic()
@@ -110,7 +147,7 @@ def run_audit(
     solution.require_finite()
     spent = float(solution.state.get("step_seconds", solution.seconds))
     blind = blind_view(part, found, description.space.basis)
-    comparison = None if data is None else compare_with(view, part, blind, data, description.space)
+    comparison = None if data is None else compare_with(view, part, blind, data, description.space, doubts)
     timeline.add(solution.steps, spent, found, None if comparison is None else comparison.score)
     reach = judge(description, None if comparison is None else comparison.examination)
     record = AuditRecord(

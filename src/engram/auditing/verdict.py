@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from scipy.stats import fisher_exact
@@ -12,7 +13,7 @@ from engram.auditing.comparison import LIKELY, SURE, BlindView, Comparison, deci
 from engram.auditing.reach import Verdict
 from engram.scoring.report import ScoreReport
 
-Outcome = Literal["leak found", "leak suspected", "no leak found"]
+Outcome = Literal["leak found", "leak suspected", "no leak found", "not enough evidence"]
 SIGNIFICANT = 0.005
 """Two tests at this level: one in a hundred models that never saw the data is called leaking by chance."""
 LIKELY_ENOUGH = 5
@@ -33,8 +34,20 @@ class AuditVerdict:
 
     @property
     def leaks(self) -> bool:
-        """Found or suspected: what should stop a release."""
+        """Found or suspected: what should stop a release. A model in doubt leaks if the numbers show it anyway."""
+        if self.outcome == "not enough evidence":
+            chances = [one for one in (self.p_reconstruction, self.p_membership) if one is not None]
+            return any(chance < SIGNIFICANT for chance in chances)
         return self.outcome != "no leak found"
+
+    def doubted(self, doubts: Sequence[str]) -> AuditVerdict:
+        """The verdict if the model was probably read wrongly: its numbers then say little."""
+        if not doubts:
+            return self
+        reason = f"{doubts[0][0].upper()}{doubts[0][1:]}"
+        return replace(
+            self, outcome="not enough evidence", sentence=f"Not enough evidence. {reason}. {self.sentence}"
+        )
 
 
 def decide(blind: BlindView, comparison: Comparison | None, reach: Verdict) -> AuditVerdict:
@@ -45,7 +58,7 @@ def decide(blind: BlindView, comparison: Comparison | None, reach: Verdict) -> A
     n = len(comparison.score.train)
     counted = f"{row.train} of {n} training records were recovered ({comparison.threshold.text})"
     if row.held_out is None or comparison.score.held_out is None or comparison.membership is None:
-        return _uncontrolled(row.train, counted)
+        return _uncontrolled(row.train, counted).doubted(comparison.doubts)
     k = len(comparison.score.held_out)
     p_images = chance_of(row.train, n, row.held_out, k)
     curve = comparison.membership["combined"].roc
@@ -63,7 +76,7 @@ def decide(blind: BlindView, comparison: Comparison | None, reach: Verdict) -> A
         sentence = f"Leak suspected: more than in the control, but no more than chance can give: {numbers}"
     else:
         outcome, sentence = "no leak found", f"No leak found by this attack: {numbers} {NO_PROOF}"
-    return AuditVerdict(outcome, sentence, p_images, curve.p_value)
+    return AuditVerdict(outcome, sentence, p_images, curve.p_value).doubted(comparison.doubts)
 
 
 def chance_of(hits: int, records: int, held_out_hits: int, held_out: int) -> float:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli import options as opt
-from engram.cli.membership import LEAK_EXIT_CODE, ask
+from engram.cli.data import loaded_records
+from engram.cli.membership import DOUBT_EXIT_CODE, LEAK_EXIT_CODE, ask
 from engram.cli.options import progress_bar, remember, remembered
-from engram.cli.records import loaded_records
 from engram.cli.score import show_report, write_pairs
 
 if TYPE_CHECKING:
@@ -42,6 +42,9 @@ def audit(
     input_shape: opt.InputShape = None,
     model_code: opt.ModelCode = None,
     arch: opt.Arch = None,
+    activation: opt.ActivationName = None,
+    normalize: opt.Normalize = None,
+    head: opt.Head = None,
     task: opt.TaskName = None,
     data: opt.DataName = None,
     n: opt.Number = None,
@@ -72,14 +75,13 @@ def audit(
 
     Without data: what an attacker would get. With --data (or --with-data): which of your records leak, compared
     with a control of held-out images. Writes report.html, report.json (docs/report-schema.md), risk.csv and the
-    run's own files. The exit code is 0 whatever is found, 3 for a leak found or suspected with --fail-on-leak,
-    and 1 for an error.
+    run's own files. The exit code is 0 whatever is found; with --fail-on-leak 3 for a leak found or suspected and
+    4 if the model was probably read wrongly; 1 for an error.
     """
     from engram.attacks.registry import make_attack
     from engram.auditing.baselines import inversion_settings
     from engram.auditing.membership_report import MembershipReport
     from engram.auditing.run import run_audit
-    from engram.models.open.door import open_view
 
     given = remembered(context, out, resume=resume)
     if given["model_code"] is not None:
@@ -90,9 +92,9 @@ def audit(
             return
         view = found
     else:
-        view = open_view(model, input_shape=given["input_shape"], task=given["task"], arch=given["arch"])
+        view = opt.opened_view(model, given)
     inversion = inversion_settings(given["baselines"], given["images"])
-    compared = chosen_data(model, view, given)
+    compared, doubted = chosen_data(model, view, given)
     seconds = None if budget is None else opt.parse_seconds(budget)
     chosen = make_attack(view.to(opt.check_device(device)), budget=seconds, resume_from=out if resume else None)
     remember(given, out, resume=resume)
@@ -108,10 +110,13 @@ def audit(
             snapshot_every=snapshot_every,
             progress=progress,
             command=shlex.join(["engram", *sys.argv[1:]]),
+            doubts=doubted,
         )
     show(record, out)
     if fail_on_leak and record.verdict.leaks:
         raise typer.Exit(LEAK_EXIT_CODE)
+    if fail_on_leak and record.verdict.outcome == "not enough evidence":
+        raise typer.Exit(DOUBT_EXIT_CODE)
 
 
 def readable_or_asked(
@@ -129,7 +134,7 @@ def readable_or_asked(
     if records is None and given["input_shape"] is None:
         raise ConfigError("--model-code needs --data and --held-out, or --input-shape for a blind audit")
     shape = records[0].shape if records is not None else parse_shape(given["input_shape"])
-    view = readable_view(module, shape, given["task"])
+    view = readable_view(module, shape, given["task"], given["normalize"])
     if not isinstance(view, str):
         return view
     if records is None:
@@ -141,27 +146,41 @@ def readable_or_asked(
 
 def show(record: AuditRecord, out: Path) -> None:
     """The verdict and where to read more."""
-    colour = {"leak found": "red", "leak suspected": "yellow", "no leak found": "green"}[record.verdict.outcome]
+    colours = {"leak found": "red", "no leak found": "green"}
+    colour = colours.get(record.verdict.outcome, "yellow")
     typer.secho(record.verdict.sentence, fg=colour, bold=True)
     for warning in () if record.comparison is None else record.comparison.warnings:
         typer.echo(f"note: {warning}")
     typer.echo(f"Open {out / 'report.html'}; for programs: {out / 'report.json'} and {out / 'risk.csv'}")
 
 
-def chosen_data(model: Path, view: AttackerView[Network], given: Mapping[str, Any]) -> Split | None:
-    """Training records and their control, or None for blind mode; options without effect are refused."""
+def chosen_data(
+    model: Path, view: AttackerView[Network], given: Mapping[str, Any]
+) -> tuple[Split | None, tuple[str, ...]]:
+    """Training records and their control, or None for blind mode, and what they say about how the model was read.
+
+    Options without effect are refused.
+    """
     from dataclasses import replace
 
     from engram.auditing.comparison import audit_data
-    from engram.auditing.preprocessing import chosen_mean
+    from engram.auditing.preprocessing import chosen_preprocessing, doubts
     from engram.models.open.modules import as_module
 
     found = loaded_records(model, view.task.name, given)
     if found is None:
-        return None
+        return None, ()
     data = audit_data(view, *found)
-    chosen = chosen_mean(as_module(view.network), view.task, data.train, data.held_out, given["mean"])
-    return replace(data, mean=chosen.mean)
+    chosen = chosen_preprocessing(
+        as_module(view.network),
+        view.task,
+        data.train,
+        data.held_out,
+        given["mean"],
+        view.normalization,
+        applies_gain=True,
+    )
+    return replace(data, mean=chosen.mean), doubts(view, chosen, data.train)
 
 
 DEMO_EXAMPLES = "Example: engram demo -o runs/demo"

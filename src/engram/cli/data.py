@@ -2,14 +2,140 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
+
+from engram.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engram.data.choice import DataChoice
+    from engram.data.sets import ImageSet
+import json
+from typing import Annotated
 
 import typer
 
 from engram.cli import options as opt
 from engram.cli.options import progress_bar
+
+NO_CONTROL = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedData:
+    """--data and its options, or --with-data for the model's card; options without effect are refused."""
+
+    data: str | None
+    n: int | None
+    labels: str | None = None
+    classes: int | None = None
+    data_seed: int | None = None
+    with_data: bool = False
+
+    def __post_init__(self) -> None:
+        described = {
+            "-n": self.n,
+            "--labels": self.labels,
+            "--classes": self.classes,
+            "--data-seed": self.data_seed,
+        }
+        given = [name for name, value in described.items() if value is not None]
+        if self.with_data and (self.data is not None or given):
+            listed = ", ".join([*(["--data"] if self.data is not None else []), *given])
+            raise ConfigError(f"--with-data takes the data from the model's card; leave {listed} out")
+        if self.data is None and given:
+            raise ConfigError(f"{', '.join(given)} can only be used with --data; give --data NAME -n NUMBER too")
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> AskedData:
+        """From the options of a command by name."""
+        return cls(**{field.name: options[field.name] for field in fields(cls) if field.name in options})
+
+    def choice(self, model: Path | None, task: str) -> DataChoice | None:
+        """The data for a model and its task; None where no data were asked for."""
+        from engram.data.choice import DataChoice
+
+        if self.data is None:
+            return card_data(model, "--with-data") if self.with_data else None
+        if self.n is None:
+            raise ConfigError("--data needs -n, the number of training images, e.g. -n 500")
+        labels = self.labels_for(task)
+        return DataChoice(name=self.data, labels=labels, n=self.n, seed=self.data_seed, classes=self.classes)
+
+    def labels_for(self, task: str) -> str:
+        """The label map: the one asked for, else the one that fits the task best."""
+        from engram.data.catalog import default_labels
+        from engram.models.tasks import own_classes
+
+        return self.labels or default_labels(self.data or "", own_classes=own_classes(task))
+
+
+def card_data(model: Path | None, asked_by: str) -> DataChoice:
+    """The data that the card of a model names."""
+    from engram.training.target import card_of
+
+    card = None if model is None else card_of(model)
+    if card is None:
+        raise ConfigError(
+            f"{asked_by} needs a directory from `engram train`, whose card names the data; otherwise give "
+            "--data NAME -n NUMBER [--labels MAP]"
+        )
+    return card.data
+
+
+def loaded_records(model: Path, task: str, given: Mapping[str, Any]) -> tuple[ImageSet, ImageSet | None] | None:
+    """Training records and their control by a command's options, or None if none were asked for.
+
+    Without -n these are all records of --data and of --held-out.
+    """
+    from engram.data.choice import labelled
+    from engram.data.sets import largest
+
+    asked, root = AskedData.of(given), given["data_root"]
+    held_out, held_out_n = given["held_out"], given["held_out_n"]
+    if asked.data is None and not asked.with_data:
+        control = {"--held-out": held_out, "--held-out-n": held_out_n}
+        control["--mean"] = None if given["mean"] == "auto" else given["mean"]
+        if stray := [name for name, value in control.items() if value is not None]:
+            raise ConfigError(f"{', '.join(stray)} can only be used with --data; give --data NAME too")
+        return None
+    if asked.data is not None and asked.n is None:
+        if held_out is None:
+            raise ConfigError(
+                f"all records of {asked.data} count as training records, so the control needs others: give them "
+                "with --held-out NAME, say with -n how many are training records, or use --held-out none"
+            )
+        if asked.data_seed is not None:
+            raise ConfigError(
+                "--data-seed chooses -n records at random, but all are taken; give -n or leave it out"
+            )
+        train = labelled(asked.data, asked.labels_for(task), asked.classes, root)
+        if held_out == NO_CONTROL:
+            return train, None
+        others = labelled(held_out, asked.labels_for(task), asked.classes, root)
+        return train, others if held_out_n is None else others.first(held_out_n)
+    choice = asked.choice(model, task)
+    assert choice is not None
+    if held_out is None:
+        split = choice.load(root, held_out=held_out_n)
+        if not len(split.held_out):
+            raise ConfigError(
+                f"no image of {choice.name} is left for the control after {choice.n} training images; give others "
+                "with --held-out NAME, or use no control with --held-out none"
+            )
+        return split.train, split.held_out
+    train = choice.load(root, held_out=0).train
+    if held_out == NO_CONTROL:
+        return train, None
+    others_choice = replace(choice, name=held_out, n=len(train.classes))
+    available = largest(others_choice.everything(root))
+    if not available:
+        raise ConfigError(f"--held-out {held_out} does not have an image of every class; choose other data")
+    wanted = min(choice.n, available) if held_out_n is None else held_out_n
+    return train, replace(others_choice, n=wanted).load(root, held_out=0).train
+
 
 app = typer.Typer(help="List, fetch and show data sets.", no_args_is_help=True)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from engram.cli import options as opt
+from engram.cli.data import AskedData
 from engram.cli.options import progress_bar
-from engram.cli.records import AskedData
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,6 +34,9 @@ def inspect(
     model: opt.Model,
     input_shape: opt.InputShape = None,
     arch: opt.Arch = None,
+    activation: opt.ActivationName = None,
+    normalize: opt.Normalize = None,
+    head: opt.Head = None,
     task: opt.TaskName = None,
     data: opt.DataName = None,
     n: opt.Number = None,
@@ -63,10 +67,10 @@ def inspect(
     from engram.auditing.reach import inspection_record, judge
     from engram.core.errors import ConfigError, require
     from engram.members.kkt import dense_part
-    from engram.models.open.door import open_view
 
     require(plot is None or plot.suffix == ".png", "--plot", "must end in .png", str(plot))
-    view = open_view(model, input_shape=input_shape, task=task, arch=arch)
+    opening = {"input_shape": input_shape, "task": task, "arch": arch, "activation": activation}
+    view = opt.opened_view(model, {**opening, "normalize": normalize, "head": head})
     asked = AskedData(
         data=data,
         n=n if data is not None or with_data else None,
@@ -79,6 +83,8 @@ def inspect(
     if choice is None and n is not None and view.dense is None:
         raise ConfigError("-n alone counts equations, which is not done with convolutions; leave it out")
     split = None if choice is None else choice.load(data_root)
+    if split is not None and view.normalization is not None:
+        split = replace(split, mean=view.normalization.mean_of(view.input_shape))
     samples = n if choice is None else choice.n
     examination = None
     with progress_bar() as progress:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli import options as opt
+from engram.cli.data import loaded_records
 from engram.cli.options import progress_bar, remember, remembered
-from engram.cli.records import loaded_records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from engram.auditing.membership_report import MembershipReport
     from engram.data.sets import ImageSet
     from engram.members.scores import Runner
+    from engram.models.networks import Network
+    from engram.models.view import AttackerView
 
-LEAK_EXIT_CODE = 3
+LEAK_EXIT_CODE, DOUBT_EXIT_CODE = 3, 4
 EXAMPLES = (
     "Examples: engram membership model.pt --input-shape 3x32x32 --data npz:train.npz --held-out npz:held.npz "
     "-o runs/members; "
@@ -43,6 +45,9 @@ def membership(
     model_code: opt.ModelCode = None,
     input_shape: opt.InputShape = None,
     arch: opt.Arch = None,
+    activation: opt.ActivationName = None,
+    normalize: opt.Normalize = None,
+    head: opt.Head = None,
     task: opt.TaskName = None,
     n: opt.Number = None,
     labels: opt.Labels = None,
@@ -68,20 +73,34 @@ def membership(
 
     No shadow models are trained. Writes report.html, membership.json and membership.csv (a score and a p-value for
     every record). Without -n, all records of --data are training records and all of --held-out are controls. The
-    exit code is 0 whatever is found, 3 for a leak with --fail-on-leak, and 1 for an error.
+    exit code is 0 whatever is found; with --fail-on-leak 3 for a leak and 4 if the model was probably read
+    wrongly; 1 for an error.
     """
     from engram.core.errors import ConfigError
 
     given = remembered(context, out, resume=resume)
-    module, shape, meaning = opened(model, given)
+    module, view = opened(model, given)
+    meaning = given["task"] if view is None else view.task.name
     records = loaded_records(model, meaning or "multiclass", given)
     if records is None:
         raise ConfigError("there are no records to ask about; give --data and --held-out, or --with-data")
-    asked = {**given, "task": meaning, "input_shape": shape}
+    asked = {**given, "task": meaning, "input_shape": None if view is None else view.input_shape}
     with chosen_runner(jobs, ray, device) as run:
-        report = ask(module, records, name=str(model), given=asked, out=out, device=device, run=run, options=given)
+        report = ask(
+            module,
+            records,
+            name=str(model),
+            given=asked,
+            out=out,
+            device=device,
+            view=view,
+            run=run,
+            options=given,
+        )
     if fail_on_leak and report.record.leaks:
         raise typer.Exit(LEAK_EXIT_CODE)
+    if fail_on_leak and report.doubts:
+        raise typer.Exit(DOUBT_EXIT_CODE)
 
 
 def ask(
@@ -93,6 +112,7 @@ def ask(
     out: Path,
     device: str,
     not_tried: str | None = None,
+    view: AttackerView[Network] | None = None,
     run: Runner | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> MembershipReport:
@@ -119,6 +139,8 @@ def ask(
             task=given["task"],
             input_shape=given["input_shape"],
             mean=given["mean"],
+            normalize=given["normalize"],
+            view=view,
             batch=given.get("batch", 64),
             command=shlex.join(["engram", *sys.argv[1:]]),
             not_tried=not_tried,
@@ -151,25 +173,25 @@ def chosen_runner(jobs: int, ray: str | None, device: str) -> Iterator[Runner]:
     yield in_process if jobs == 1 else Forked(jobs)
 
 
-def opened(model: Path, given: Mapping[str, Any]) -> tuple[nn.Module, tuple[int, ...] | None, str | None]:
-    """The model as a module, and the shape of its inputs and its task where they are known."""
+def opened(model: Path, given: Mapping[str, Any]) -> tuple[nn.Module, AttackerView[Network] | None]:
+    """The model as a module, and what a file that specifies its layers says about it."""
     from engram.core.errors import ConfigError
-    from engram.models.open.door import open_view
     from engram.models.open.modules import as_module, built_module
 
     if given["model_code"] is None:
-        view = open_view(model, input_shape=given["input_shape"], task=given["task"], arch=given["arch"])
-        return as_module(view.network), view.input_shape, view.task.name
-    if stray := [name for name in ("input_shape", "arch") if given[name] is not None]:
+        view = opt.opened_view(model, given)
+        return as_module(view.network), view
+    if stray := [name for name in ("input_shape", "arch", "activation", "head") if given[name] is not None]:
         listed = ", ".join(f"--{name.replace('_', '-')}" for name in stray)
         raise ConfigError(f"{listed} does nothing with --model-code, which builds the model; leave it out")
-    return built_module(given["model_code"], model), None, given["task"]
+    return built_module(given["model_code"], model), None
 
 
 def show(report: MembershipReport, out: Path) -> None:
     """The answer, what makes it doubtful, and where to read more."""
     record = report.record
-    typer.secho(record.sentence, fg="red" if record.leaks else "green", bold=True)
+    colour = "yellow" if report.doubts else "red" if record.leaks else "green"
+    typer.secho(report.sentence, fg=colour, bold=True)
     for rate, name in ((0.0, "no"), (0.01, "1 %")):
         bounds = record.bounds(rate)
         typer.echo(

@@ -11,9 +11,15 @@ import typer
 
 if TYPE_CHECKING:
     from engram.core.progress import Progress
+    from engram.models.networks import Network
+    from engram.models.view import AttackerView
 
 Model = Annotated[
-    Path, typer.Argument(help="A directory from `engram train`, or a .pt, .pth, .pt2 or .safetensors file.")
+    Path,
+    typer.Argument(
+        help="A directory from `engram train`, or a file: .pt, .pth, .pt2, .safetensors, .onnx, .keras, .h5 or "
+        ".skops."
+    ),
 ]
 DataRoot = Annotated[
     Path | None,
@@ -75,8 +81,34 @@ Arch = Annotated[
     typer.Option(
         "--arch",
         metavar="LAYERS",
-        help="The layers of a file with convolutions, e.g. 'conv3x32 relu flatten 1000 relu 1'; not needed for "
-        ".pt2 files (torch.export.save) and fully-connected networks.",
+        help="The layers of a state_dict with convolutions, e.g. 'conv3x32 relu flatten 1000 relu 1'; other files "
+        "and fully-connected networks don't need it.",
+    ),
+]
+ActivationName = Annotated[
+    str | None,
+    typer.Option(
+        "--activation",
+        metavar="NAME",
+        help="What stands between the layers, which a state_dict does not say: relu (default), leaky:0.01, gelu, "
+        "gelu-tanh, silu, elu, tanh, sigmoid, softplus.",
+    ),
+]
+Normalize = Annotated[
+    str | None,
+    typer.Option(
+        "--normalize",
+        metavar="MEAN/STD",
+        help="What is done to pixels before the network sees them, e.g. 0.49,0.48,0.45/0.25,0.24,0.26, or by "
+        "name: imagenet, cifar10, cifar100, mnist, fashion, half, bytes, none.",
+    ),
+]
+Head = Annotated[
+    str | None,
+    typer.Option(
+        "--head",
+        metavar="PREFIX",
+        help="Read only the tensors whose names begin with this: the head of a larger model, e.g. classifier.",
     ),
 ]
 TaskName = Annotated[
@@ -110,6 +142,20 @@ Set = Annotated[
 SnapshotEvery = Annotated[
     float, typer.Option("--snapshot-every", min=0, help="Seconds between snapshots, for --resume.")
 ]
+
+
+OPENING = ("input_shape", "task", "arch", "activation", "normalize", "head")
+"""The options of a command that say how a model is opened."""
+
+
+def opened_view(model: Path, given: Mapping[str, Any], *, quiet: bool = False) -> AttackerView[Network]:
+    """The model as a command's options describe it; what was assumed to read it is printed."""
+    from engram.models.open.door import open_view
+
+    view = open_view(model, **{name: given.get(name) for name in OPENING})
+    for note in () if quiet else view.notes:
+        typer.echo(f"note: {note}", err=True)
+    return view
 
 
 def parse_widths(text: str) -> tuple[int, ...]:
@@ -192,6 +238,9 @@ whose digest is in the run's record."""
 IN_THE_RECORD = {
     "input_shape",
     "arch",
+    "activation",
+    "normalize",
+    "head",
     "task",
     "recipe",
     "candidates",

@@ -28,6 +28,9 @@ def reconstruct(
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory of the run.")],
     input_shape: opt.InputShape = None,
     arch: opt.Arch = None,
+    activation: opt.ActivationName = None,
+    normalize: opt.Normalize = None,
+    head: opt.Head = None,
     task: opt.TaskName = None,
     recipe: Annotated[
         str | None,
@@ -80,11 +83,10 @@ def reconstruct(
     """Reconstruct training images from the weights alone; needs no training data."""
     from engram.attacks.registry import make_attack
     from engram.core.progress import by_steps
-    from engram.models.open.door import open_view
     from engram.pipeline import attack
 
     given = remembered(context, out, resume=resume)
-    view = open_view(model, input_shape=given["input_shape"], task=given["task"], arch=given["arch"])
+    view = opt.opened_view(model, given)
     seconds = None if budget is None else opt.parse_seconds(budget)
     chosen = make_attack(
         view.to(opt.check_device(device)),

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from engram.cli import options as opt
-from engram.cli.records import AskedData, card_data
+from engram.cli.data import AskedData, card_data
 
 if TYPE_CHECKING:
     from engram.data.choice import DataChoice
     from engram.data.sets import Split
     from engram.models.networks import Network
+    from engram.models.view import AttackerView
     from engram.scoring.protocols import ScoringProtocol
     from engram.scoring.report import ScoreReport
 
@@ -73,8 +75,10 @@ def score(
         raise ConfigError(f"--assignment must be nearest or one-to-one, got {assignment!r}")
     found = Reconstruction.load(RunDirectory(run).reconstruction)
     asked = AskedData(data=data, n=n, labels=labels, classes=classes, data_seed=data_seed)
-    choice, network = _data_choice(run, asked)
-    split = choice.load(data_root)
+    choice, view = _data_choice(run, asked)
+    network, split = None if view is None else view.network, choice.load(data_root)
+    if view is not None and view.normalization is not None:
+        split = replace(split, mean=view.normalization.mean_of(view.input_shape))
     is_image = split.train.images.ndim == 4
     if (protocol is not None or ratio is not None) and not is_image:
         option = "--ratio" if protocol is None else f"--protocol {protocol}"
@@ -143,7 +147,7 @@ def write_pairs(path: Path, report: ScoreReport, split: Split, best: int) -> Non
     write_bytes(path, pairs_figure(pairs, title=title))
 
 
-def _data_choice(run: Path, asked: AskedData) -> tuple[DataChoice, Network | None]:
+def _data_choice(run: Path, asked: AskedData) -> tuple[DataChoice, AttackerView[Network] | None]:
     """The data named by the options, else by the card of the model that the run attacked."""
     from engram.core.errors import EngramError
     from engram.core.runs import read_record
@@ -152,8 +156,8 @@ def _data_choice(run: Path, asked: AskedData) -> tuple[DataChoice, Network | Non
     record = read_record(run)
     model = Path(str(record.get("model", "")))
     try:
-        network = open_recorded(record).network
+        view = open_recorded(record)
     except EngramError:
-        network = None  # the model was moved: its outputs are left out of the table
+        view = None  # the model was moved: its outputs are left out of the table
     named = asked.choice(model, str(record.get("task", "")))
-    return named or card_data(model, "scoring without --data"), network
+    return named or card_data(model, "scoring without --data"), view

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli import options as opt
-from engram.cli.records import AskedData
+from engram.cli.data import AskedData
 
 if TYPE_CHECKING:
     from engram.models.tasks import Task
@@ -66,6 +66,9 @@ def sweep(
     input_shape: opt.InputShape = None,
     task: opt.TaskName = None,
     arch: opt.Arch = None,
+    activation: opt.ActivationName = None,
+    normalize: opt.Normalize = None,
+    head: opt.Head = None,
     targets: Annotated[
         bool, typer.Option("--targets", help="Audit several models; one table compares them.")
     ] = False,
@@ -157,7 +160,9 @@ def sweep(
         keep=keep,
         oracle=oracle,
     )
-    opening = Opening(spec_for, input_shape, task, arch, asked, data_root, oracle, storage, device, resume)
+    how = {"input_shape": input_shape, "task": task, "arch": arch, "activation": activation}
+    how |= {"normalize": normalize, "head": head}
+    opening = Opening(spec_for, how, asked, data_root, oracle, storage, device, resume)
     trackers = Trackers(tensorboard, wandb)
     seconds = None if budget is None else opt.parse_seconds(budget)
     if seconds is not None and (targets or storage is not None):

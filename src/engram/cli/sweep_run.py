@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import Any
 import typer
 
 from engram.auditing.verdict import sweep_verdict
+from engram.cli import options as opt
+from engram.cli.data import AskedData, card_data
 from engram.cli.options import progress_bar
-from engram.cli.records import AskedData, card_data
 from engram.cli.score import show_report
 from engram.core.errors import ConfigError, EngramError
 from engram.core.files import write_bytes, write_json
@@ -21,7 +22,6 @@ from engram.core.progress import TensorBoard, WeightsAndBiases
 from engram.core.runs import RunDirectory
 from engram.data.sets import Split
 from engram.models.networks import Network
-from engram.models.open.door import open_view
 from engram.models.tasks import Task
 from engram.models.view import AttackerView
 from engram.render.html import render
@@ -38,9 +38,8 @@ class Opening:
     """How models become sweeps; the same for all models of a fleet."""
 
     spec_for: Callable[[Task], SweepSpec]
-    input_shape: str | None
-    task: str | None
-    arch: str | None
+    how: Mapping[str, str | None]
+    """The options that say how a model is opened."""
     data: AskedData
     data_root: Path | None
     oracle: bool
@@ -68,6 +67,8 @@ class Opening:
         if choice is None and self.oracle:
             choice = card_data(model, "--oracle")
         data = None if choice is None else choice.load(self.data_root)
+        if data is not None and view.normalization is not None and data.train.shape == view.input_shape:
+            data = replace(data, mean=view.normalization.mean_of(view.input_shape))
         if data is not None and data.train.shape != view.input_shape:
             raise ConfigError(
                 f"the data have shape {data.train.shape}, the model's inputs {view.input_shape}; "
@@ -86,7 +87,7 @@ class Opening:
         return sweep, data
 
     def _view(self, model: Path) -> AttackerView[Network]:
-        return open_view(model, input_shape=self.input_shape, task=self.task, arch=self.arch)
+        return opt.opened_view(model, self.how)
 
     def _spec(self, view: AttackerView[Network]) -> SweepSpec:
         spec = self.spec_for(view.task)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli import options as opt
+from engram.cli.data import AskedData
 from engram.cli.options import is_given, progress_bar, remember, remembered
-from engram.cli.records import AskedData
 
 if TYPE_CHECKING:
     from engram.data.sets import Split

@@ -14,7 +14,7 @@ here also holds for that part of the network (`DensePart`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from engram.attacks.engine.convolutional import PROBES, smooth_noise
 from engram.attacks.engine.self_tuning import PIXEL_STD
 from engram.core.errors import ConfigError, require
 from engram.core.progress import Progress, silent
-from engram.members.mixture import combine
+from engram.members.scores import combine
 from engram.models.networks import ConvNetwork, DenseNetwork, Network
 from engram.models.tasks import Binary, Multiclass, Task
 from engram.models.view import AttackerView
@@ -80,21 +80,25 @@ class DensePart:
     def entering(self, images: Tensor) -> Tensor:
         """The part's inputs for centred images [n, *shape]: images [n, d] or features [n, f], in float64."""
         if not isinstance(self.whole, ConvNetwork):
-            return images.flatten(1).double()
+            return self.whole.entering(images.double())
         network = self.whole.to(dtype=torch.float64)
         with torch.no_grad():
             chunks = [network.features(chunk.double()) for chunk in torch.split(images, AT_ONCE)]
         return torch.cat(chunks) if chunks else images.new_zeros(0, *self.view.input_shape).double()
 
     def boundaries(self, entering: Tensor) -> Tensor:
-        """How many neurons' boundaries each row of `entering` [n, d] lies on, [n]."""
+        """How many neurons' boundaries each row of `entering` [n, d] lies on, [n]; smooth ones have none."""
+        if not self.whole.activation.has_kink:
+            return torch.zeros(len(entering), dtype=torch.int64)
         return boundaries(self.view.network, entering, width=self.width)
 
 
 def dense_part(view: AttackerView[Network]) -> DensePart:
     """The dense part of a view's network; an error if it has none that the engine can read."""
     if (dense := view.dense) is not None:
-        return DensePart(dense, dense.network)
+        bare, gain = replace(dense, network=dense.network.bare), dense.network.gain
+        growth = 1.0 if gain is None else float(gain.double().square().mean().sqrt())
+        return DensePart(bare, dense.network, ON_BOUNDARY * growth)
     head = view.narrowed(ConvNetwork).network.head
     part = DensePart(AttackerView(head, (head.sizes[0],), view.task), view.network)
     low, high = view.pixel_range
@@ -211,7 +215,7 @@ class MembershipTest:
 
 @dataclass(frozen=True, eq=False)
 class Membership:
-    """All tests by name: boundaries, dual (if the task has one), layers, combined, loss."""
+    """All tests by name: boundaries (if there are any), dual (if the task has one), layers, combined, loss."""
 
     tests: tuple[MembershipTest, ...]
     note: str | None
@@ -236,7 +240,8 @@ def membership_tests(
 
     `layers` are the scores [n + k] of matched filter and pooled fit at every layer of the whole network.
 
-    boundaries  how many first-layer neurons have |w x + b| / ||(w, b)|| < width: training pushes samples there
+    boundaries  how many first-layer neurons have |w x + b| / ||(w, b)|| < width: training pushes samples there;
+                not for smooth activations, which have no boundary
     dual        the record's lambda_i >= 0 in the best fit of the first layer by all records, held-out too
     layers      matched filter and pooled fit at every layer, combined as a mixture
     combined    layers and boundaries, combined in the same way
@@ -246,15 +251,18 @@ def membership_tests(
         require(len(one[0]) > 0, name, "must contain records", 0, "give at least one, better a hundred")
     inputs = torch.cat([train[0], held_out[0]]).flatten(1).double()
     labels = torch.cat([train[1], held_out[1]])
-    scores = {"boundaries": boundaries(view.network, inputs, width=width).double()}
+    scores: dict[str, Tensor] = {}
+    if view.network.activation.has_kink:
+        scores["boundaries"] = boundaries(view.network, inputs, width=width).double()
     note = _why_no_dual(view, len(inputs))
     if note is None:
         scores["dual"] = _pooled_duals(view, inputs, labels)
     own = torch.stack([score.double() for score in layers], 1)
-    centred = torch.arange(own.shape[1] + 1) < own.shape[1]
-    scores["layers"] = combine(own).scores
-    # not the dual, which says what the pooled fit of the first layer says: two like scores blur the mixture
-    scores["combined"] = combine(torch.cat([own, scores["boundaries"].log1p()[:, None]], 1), centred).scores
+    scores["layers"] = scores["combined"] = combine(own).scores
+    if "boundaries" in scores:
+        centred = torch.arange(own.shape[1] + 1) < own.shape[1]
+        # not the dual, which says what the pooled fit of the first layer says: two like scores blur the mixture
+        scores["combined"] = combine(torch.cat([own, scores["boundaries"].log1p()[:, None]], 1), centred).scores
     scores["loss"] = -_losses(view, inputs, labels)
     n = len(train[0])
     tests = [MembershipTest(name, all_[:n], all_[n:], roc(all_[:n], all_[n:])) for name, all_ in scores.items()]

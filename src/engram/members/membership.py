@@ -23,14 +23,22 @@ from engram.core import files
 from engram.core.errors import ConfigError, require
 from engram.core.progress import Progress, silent
 from engram.members.layers import Margin, as_fed
-from engram.members.mixture import combine
 from engram.members.pool import Control, Pool, Records
-from engram.members.scores import ChunkStore, Runner, in_process, score_layers
+from engram.members.scores import ChunkStore, Runner, combine, in_process, score_layers
 from engram.models.open.door import Model, open_view
 from engram.models.open.modules import as_module
 from engram.models.tasks import Binary, Regression, Task, infer_task, task_named
-from engram.scoring.bounds import CONFIDENCE, DELTA, Interval, clopper_pearson, epsilon_lower, p_values
-from engram.scoring.curves import RATES, Roc, roc
+from engram.scoring.curves import (
+    CONFIDENCE,
+    DELTA,
+    RATES,
+    Interval,
+    Roc,
+    clopper_pearson,
+    epsilon_lower,
+    p_values,
+    roc,
+)
 
 SIGNIFICANT = 0.01
 """A leak is found if the records would outscore the controls by chance with less than this probability ..."""

@@ -1,10 +1,11 @@
 """Feed-forward architectures as a line of text: `conv3x32 relu flatten 1000 relu 1`.
 
-conv{k}x{channels}[s{stride}][p{padding}]   convolution with k x k kernels
-relu
-avgpool{k}                                  means over non-overlapping k x k squares
-flatten                                     [C, H, W] to C H W values, as torch does
-{width}                                     a fully-connected layer
+conv{k}x{channels}[s{stride}][p{padding}][d{dilation}][g{groups}]   convolution with k x k kernels
+relu, leaky:0.01, gelu, tanh, ...   the activation, the same one everywhere
+avgpool{k}                          means over non-overlapping k x k squares
+maxpool{k}[s{stride}][p{padding}]   maxima over k x k squares, k apart unless a stride is given
+flatten                             [C, H, W] to C H W values, as torch does
+{width}                             a fully-connected layer
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from engram.core.errors import ConfigError
+from engram.models.activations import RELU, Activation, activation_named
 
 Shape = tuple[int, ...]
 EXAMPLE = "for example 'conv3x32 relu flatten 1000 relu 1'"
@@ -26,26 +28,35 @@ class MisfitError(ValueError):
 
 @dataclass(frozen=True)
 class Conv:
-    """Convolution, [C, H, W] -> [channels, H', W'] with H' = (H + 2 padding - kernel) // stride + 1."""
+    """Convolution, [C, H, W] -> [channels, H', W'], H' = (H + 2 padding - reach) // stride + 1.
+
+    The reach of a kernel is dilation (kernel - 1) + 1.
+    """
 
     kernel: int
     channels: int
     stride: int = 1
     padding: int = 0
+    dilation: int = 1
+    groups: int = 1
 
     def __str__(self) -> str:
-        stride = f"s{self.stride}" if self.stride != 1 else ""
-        return f"conv{self.kernel}x{self.channels}{stride}" + (f"p{self.padding}" if self.padding else "")
+        settings = (("s", self.stride, 1), ("p", self.padding, 0), ("d", self.dilation, 1), ("g", self.groups, 1))
+        more = "".join(f"{letter}{value}" for letter, value, plain in settings if value != plain)
+        return f"conv{self.kernel}x{self.channels}{more}"
 
     def shape_after(self, before: Shape) -> Shape:
-        height, width = _image(before)[1:]
-        sides = [(side + 2 * self.padding - self.kernel) // self.stride + 1 for side in (height, width)]
+        channels, height, width = _image(before)
+        if channels % self.groups or self.channels % self.groups:
+            raise MisfitError(f"{self.groups} groups don't divide its {channels} or {self.channels} channels")
+        reach = self.dilation * (self.kernel - 1) + 1
+        sides = [(side + 2 * self.padding - reach) // self.stride + 1 for side in (height, width)]
         if min(sides) < 1:
             raise MisfitError("its kernel is larger than the image")
         return (self.channels, *sides)
 
     def weight_shape(self, before: Shape) -> Shape:
-        return (self.channels, before[0], self.kernel, self.kernel)
+        return (self.channels, before[0] // self.groups, self.kernel, self.kernel)
 
 
 @dataclass(frozen=True)
@@ -65,11 +76,39 @@ class AvgPool:
 
 
 @dataclass(frozen=True)
-class ReLU:
-    """max(z, 0), or an attack's replacement for it."""
+class MaxPool:
+    """Maxima over kernel x kernel squares, `stride` apart; `stride` 0 is the kernel."""
+
+    kernel: int
+    stride: int = 0
+    padding: int = 0
+
+    def __post_init__(self) -> None:
+        if self.stride == 0:
+            object.__setattr__(self, "stride", self.kernel)
 
     def __str__(self) -> str:
-        return "relu"
+        stride = f"s{self.stride}" if self.stride != self.kernel else ""
+        return f"maxpool{self.kernel}{stride}" + (f"p{self.padding}" if self.padding else "")
+
+    def shape_after(self, before: Shape) -> Shape:
+        channels, height, width = _image(before)
+        if 2 * self.padding > self.kernel:
+            raise MisfitError("its padding is more than half of its squares")
+        sides = [(side + 2 * self.padding - self.kernel) // self.stride + 1 for side in (height, width)]
+        if min(sides) < 1:
+            raise MisfitError("its squares are larger than the image")
+        return (channels, *sides)
+
+
+@dataclass(frozen=True)
+class Nonlinearity:
+    """The activation, or an attack's replacement for it."""
+
+    activation: Activation = RELU
+
+    def __str__(self) -> str:
+        return str(self.activation)
 
     def shape_after(self, before: Shape) -> Shape:
         return before
@@ -104,7 +143,7 @@ class Dense:
         return (self.width, before[0])
 
 
-Layer = Conv | AvgPool | ReLU | Flatten | Dense
+Layer = Conv | AvgPool | MaxPool | Nonlinearity | Flatten | Dense
 
 
 def parse_layers(text: str) -> tuple[Layer, ...]:
@@ -118,17 +157,28 @@ def parse_layers(text: str) -> tuple[Layer, ...]:
     if unknown := [word for word, layer in zip(words, layers, strict=True) if layer is None]:
         raise ConfigError(
             f"--arch has no layer {', '.join(map(repr, unknown[:8]))}; use conv{{k}}x{{channels}}"
-            f"[s{{stride}}][p{{padding}}], relu, avgpool{{k}}, flatten and {{width}}, {EXAMPLE}"
+            "[s{stride}][p{padding}][d{dilation}][g{groups}], an activation such as relu, avgpool{k}, maxpool{k}, "
+            f"flatten and {{width}}, {EXAMPLE}"
         )
     return tuple(layer for layer in layers if layer is not None)
 
 
-_NUMBER = "([1-9][0-9]{0,8})"
+def _number(name: str) -> str:
+    return f"(?P<{name}>[1-9][0-9]{{0,8}})"
+
+
+_STRIDE, _PADDING = f"(?:s{_number('stride')})?", "(?:p(?P<padding>[0-9]{1,4}))?"
 _WORDS = (
-    (re.compile(f"conv{_NUMBER}x{_NUMBER}(?:s{_NUMBER})?(?:p([0-9]{{1,4}}))?"), Conv),
-    (re.compile(f"avgpool{_NUMBER}"), AvgPool),
-    (re.compile(_NUMBER), Dense),
-    (re.compile("relu"), ReLU),
+    (
+        re.compile(
+            f"conv{_number('kernel')}x{_number('channels')}{_STRIDE}{_PADDING}"
+            f"(?:d{_number('dilation')})?(?:g{_number('groups')})?"
+        ),
+        Conv,
+    ),
+    (re.compile(f"avgpool{_number('kernel')}"), AvgPool),
+    (re.compile(f"maxpool{_number('kernel')}{_STRIDE}{_PADDING}"), MaxPool),
+    (re.compile(_number("width")), Dense),
     (re.compile("flatten"), Flatten),
 )
 
@@ -136,10 +186,11 @@ _WORDS = (
 def _layer(word: str) -> Layer | None:
     for pattern, kind in _WORDS:
         if found := pattern.fullmatch(word.lower()):
-            names = ("kernel", "channels", "stride", "padding")
-            given = {name: int(value) for name, value in zip(names, found.groups(), strict=False) if value}
-            return Dense(int(found[1])) if kind is Dense else kind(**given)
-    return None
+            return kind(**{name: int(value) for name, value in found.groupdict().items() if value})
+    try:
+        return Nonlinearity(activation_named(word))
+    except ConfigError:
+        return None
 
 
 def _image(shape: Shape) -> Shape:
@@ -183,8 +234,13 @@ class Architecture:
     @property
     def name(self) -> str:
         """Without layers that have neither weights nor settings."""
-        shown = [str(layer) for layer in self.layers if not isinstance(layer, ReLU | Flatten)]
+        shown = [str(layer) for layer in self.layers if not isinstance(layer, Nonlinearity | Flatten)]
         return "-".join(["x".join(map(str, self.input_shape)), *shown])
+
+    @property
+    def activation(self) -> Activation:
+        """The one activation of all layers."""
+        return next((layer.activation for layer in self.layers if isinstance(layer, Nonlinearity)), RELU)
 
     @cached_property
     def shapes(self) -> tuple[Shape, ...]:
@@ -213,6 +269,8 @@ class Architecture:
         problems = []
         if not any(isinstance(layer, Conv) for layer in self.layers):
             problems.append("it has no convolution; leave --arch out for fully-connected networks")
+        if len(kinds := {str(layer) for layer in self.layers if isinstance(layer, Nonlinearity)}) > 1:
+            problems.append(f"its activations differ: {', '.join(sorted(kinds))}")
         if not isinstance(self.layers[-1], Dense):
             problems.append(f"it must end in a fully-connected layer, not in {self.layers[-1]}")
         shape: Shape = self.input_shape

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
@@ -15,15 +15,14 @@ from torch.nn import functional
 from typing_extensions import TypeVar
 
 from engram.core.errors import ConfigError
-from engram.models.architecture import Architecture, AvgPool, Conv, Dense, Flatten, Layer, ReLU
+from engram.models.activations import RELU, Activation, Pointwise
+from engram.models.architecture import Architecture, AvgPool, Conv, Dense, Flatten, Layer, MaxPool, Nonlinearity
 from engram.models.row_space import RowSpace, first_layer_space
 
-Activation = Callable[[Tensor], Tensor]
-
 SUPPORTED = (
-    "fully-connected ReLU networks with one output (binary, regression) or one per class, weights as [out, in], "
-    "with or without biases, saved as a state_dict (.pt, .pth) or safetensors. Any other PyTorch model can be "
-    "audited for membership: engram membership --model-code, in Python engram.membership(module, ...)"
+    "fully-connected networks with one kind of activation and with one output (binary, regression) or one per "
+    "class, saved as a state_dict (.pt, .pth, .safetensors), .pt2, .onnx, .keras, .h5 or .skops. Any other "
+    "PyTorch model can be audited for membership: engram membership --model-code, in Python engram.membership(module, ...)"
 )
 
 
@@ -33,10 +32,15 @@ class Network(ABC):
 
     weights: tuple[Tensor, ...]
     biases: tuple[Tensor | None, ...]
+    activation: Activation = field(default=RELU, kw_only=True)
+    """Between the layers."""
+    gain: Tensor | None = field(default=None, kw_only=True)
+    """What inputs are multiplied by before the first layer, [d]: 1 / std of a normalisation; None is 1.
+    So inputs are pixels without their mean, while the weights stay as training left them."""
 
     @abstractmethod
-    def __call__(self, inputs: Tensor, activation: Activation = torch.relu) -> Tensor:
-        """Outputs [n, outputs] for inputs [n, ...]."""
+    def __call__(self, inputs: Tensor, activation: Pointwise | None = None) -> Tensor:
+        """Outputs [n, outputs] for inputs [n, ...]; an attack may replace the activation."""
 
     @property
     @abstractmethod
@@ -80,8 +84,19 @@ class Network(ABC):
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
         """The same network on another device or in another precision; itself, if that changes nothing."""
         moved = {name: value.to(device=device, dtype=dtype) for name, value in self.params.items()}
-        is_same = all(moved[name] is value for name, value in self.params.items())
-        return self if is_same else self.with_params(moved)
+        if all(moved[name] is value for name, value in self.params.items()):
+            return self
+        gain = None if self.gain is None else self.gain.to(device=device, dtype=dtype)
+        return replace(self.with_params(moved), gain=gain)
+
+    def entering(self, inputs: Tensor) -> Tensor:
+        """What the first layer sees of inputs [n, ...], [n, d]."""
+        flat = inputs.flatten(1)
+        return flat if self.gain is None else flat * self.gain.to(flat)
+
+    def leaving(self, entering: Tensor) -> Tensor:
+        """The inputs [n, d] that the first layer sees as `entering` [n, d]."""
+        return entering if self.gain is None else entering / self.gain.to(entering)
 
     def digest(self) -> str:
         """SHA-256 of names and values: identifies the weights of a result. Computed once."""
@@ -98,11 +113,12 @@ class Network(ABC):
     @property
     def is_homogeneous(self) -> bool:
         """Whether scaling all params scales the output by a power: biases in the first layer only."""
-        return all(bias is None for bias in self.biases[1:])
+        return self.activation.is_homogeneous and all(bias is None for bias in self.biases[1:])
 
     def _beyond_weights(self) -> bytes:
         """What the outputs depend on besides the names and values of the weights."""
-        return b""
+        kind = b"" if self.activation == RELU else f" {self.activation}".encode()
+        return kind if self.gain is None else kind + self.gain.detach().cpu().double().numpy().tobytes()
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,12 +131,22 @@ class DenseNetwork(Network):
             [0.]])
     """
 
-    def __call__(self, inputs: Tensor, activation: Activation = torch.relu) -> Tensor:
+    def __call__(self, inputs: Tensor, activation: Pointwise | None = None) -> Tensor:
         """Outputs [n, outputs] for inputs [n, ...]; images are flattened."""
-        hidden = inputs.flatten(1)
+        phi = activation or self.activation
+        hidden = self.entering(inputs)
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            hidden = torch.nn.functional.linear(hidden if layer == 0 else activation(hidden), weight, bias)
+            hidden = torch.nn.functional.linear(hidden if layer == 0 else phi(hidden), weight, bias)
         return hidden
+
+    @cached_property
+    def bare(self) -> DenseNetwork:
+        """The same layers, for inputs as the first one sees them."""
+        if self.gain is None:
+            return self
+        made = replace(self, gain=None)
+        made.__dict__["_row_spaces"] = self._row_spaces  # of the same weights
+        return made
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -129,7 +155,14 @@ class DenseNetwork(Network):
 
     @property
     def name(self) -> str:
-        return "-".join(map(str, self.sizes))
+        sizes = "-".join(map(str, self.sizes))
+        return sizes if self.activation == RELU else f"{sizes} {self.activation}"
+
+    def scaled(self, factor: float) -> DenseNetwork:
+        """The first layer's weights times a factor; row spaces that are known are kept."""
+        made = replace(self, weights=(factor * self.weights[0], *self.weights[1:]))
+        made._row_spaces.update({shape: space.scaled(factor) for shape, space in self._row_spaces.items()})
+        return made
 
     def row_space(self, input_shape: tuple[int, ...]) -> RowSpace:
         """What training has written into the first layer, for inputs of that shape. Computed once."""
@@ -158,13 +191,17 @@ class ConvNetwork(Network):
 
     architecture: Architecture
 
-    def __call__(self, inputs: Tensor, activation: Activation = torch.relu) -> Tensor:
-        """Outputs [n, outputs] for inputs [n, ...] with as many values as the input shape."""
-        return self._through(self.architecture.layers, inputs, activation)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "activation", self.architecture.activation)
 
-    def features(self, inputs: Tensor, activation: Activation = torch.relu) -> Tensor:
+    def __call__(self, inputs: Tensor, activation: Pointwise | None = None) -> Tensor:
+        """Outputs [n, outputs] for inputs [n, ...] with as many values as the input shape."""
+        return self._through(self.architecture.layers, inputs, activation or self.activation)
+
+    def features(self, inputs: Tensor, activation: Pointwise | None = None) -> Tensor:
         """The inputs of the first fully-connected layer, [n, features]."""
-        return self._through(self.architecture.layers[: self._first_dense], inputs, activation)
+        lower = self.architecture.layers[: self._first_dense]
+        return self._through(lower, inputs, activation or self.activation)
 
     @cached_property
     def head(self) -> DenseNetwork:
@@ -172,16 +209,17 @@ class ConvNetwork(Network):
         if not self.has_head:
             upper = self.architecture.layers[self._first_dense :]
             raise ConfigError(
-                f"{self.name} has no fully-connected part of the form 'width relu width': "
+                f"{self.name} has no fully-connected part of the form 'width {self.activation} width': "
                 f"{' '.join(map(str, upper))}; use `engram reconstruct --recipe buzaglo2023`, which supports them"
             )
-        return DenseNetwork(self.weights[self._lower :], self.biases[self._lower :])
+        lower = self._lower
+        return DenseNetwork(self.weights[lower:], self.biases[lower:], activation=self.activation)
 
     @property
     def has_head(self) -> bool:
-        """Whether there is a ReLU between each two fully-connected layers."""
+        """Whether there is an activation between each two fully-connected layers."""
         upper = self.architecture.layers[self._first_dense :]
-        return all(isinstance(layer, ReLU if place % 2 else Dense) for place, layer in enumerate(upper))
+        return all(isinstance(layer, Nonlinearity if place % 2 else Dense) for place, layer in enumerate(upper))
 
     @property
     def lower_names(self) -> list[str]:
@@ -194,17 +232,18 @@ class ConvNetwork(Network):
         layers = [layer for layer in self.architecture.layers if not isinstance(layer, Flatten)]
         entering = zip(self.architecture.layers, self.architecture.shapes, strict=False)
         whole = all(
-            layer.padding == 0 and shape[1:] == (layer.kernel, layer.kernel)
+            layer.padding == 0 and layer.groups == 1 and layer.dilation == 1 and shape[1:] == 2 * (layer.kernel,)
             for layer, shape in entering
             if isinstance(layer, Conv)
         )
         alternate = all(
-            isinstance(layer, ReLU) if place % 2 else isinstance(layer, Conv | Dense)
+            isinstance(layer, Nonlinearity) if place % 2 else isinstance(layer, Conv | Dense)
             for place, layer in enumerate(layers)
         )
         if not (whole and alternate):
             return None
-        return DenseNetwork(tuple(weight.flatten(1) for weight in self.weights), self.biases)
+        flat = tuple(weight.flatten(1) for weight in self.weights)
+        return DenseNetwork(flat, self.biases, activation=self.activation, gain=self.gain)
 
     @property
     def _first_dense(self) -> int:
@@ -215,21 +254,25 @@ class ConvNetwork(Network):
         """How many layers with weights are below the first fully-connected one."""
         return sum(isinstance(layer, Conv) for layer in self.architecture.layers[: self._first_dense])
 
-    def _through(self, layers: Sequence[Layer], inputs: Tensor, activation: Activation) -> Tensor:
-        hidden = inputs.reshape(len(inputs), *self.architecture.input_shape)
+    def _through(self, layers: Sequence[Layer], inputs: Tensor, activation: Pointwise) -> Tensor:
+        hidden = self.entering(inputs).reshape(len(inputs), *self.architecture.input_shape)
         params = iter(zip(self.weights, self.biases, strict=True))
         for layer in layers:
             match layer:
                 case Conv():
                     weight, bias = next(params)
-                    hidden = functional.conv2d(hidden, weight, bias, layer.stride, layer.padding)
+                    hidden = functional.conv2d(
+                        hidden, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups
+                    )
                 case Dense():
                     hidden = functional.linear(hidden, *next(params))
                 case AvgPool():
                     hidden = functional.avg_pool2d(hidden, layer.kernel)
+                case MaxPool():
+                    hidden = functional.max_pool2d(hidden, layer.kernel, layer.stride, layer.padding)
                 case Flatten():
                     hidden = hidden.flatten(1)
-                case ReLU():
+                case Nonlinearity():
                     hidden = activation(hidden)
         return hidden
 
@@ -246,4 +289,5 @@ class ConvNetwork(Network):
         return self.architecture.name
 
     def _beyond_weights(self) -> bytes:
-        return f"{self.architecture.input_shape} {self.architecture.text}".encode()
+        layers = f"{self.architecture.input_shape} {self.architecture.text}".encode()
+        return layers if self.gain is None else layers + super()._beyond_weights()

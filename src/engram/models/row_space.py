@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -52,6 +52,16 @@ class RowSpace:
     @property
     def rank(self) -> int:
         return len(self.basis)
+
+    def scaled(self, factor: float) -> RowSpace:
+        """The row space of factor W."""
+        return replace(
+            self,
+            strengths=factor * self.strengths,
+            singular_values=factor * self.singular_values,
+            noise_std=factor * self.noise_std,
+            edge=factor * self.edge,
+        )
 
     @property
     def contrast(self) -> Tensor:

@@ -110,7 +110,7 @@ class Page:
     """The whole report; `product` is the command that made it."""
 
     title: str
-    outcome: Literal["leak found", "leak suspected", "no leak found"]
+    outcome: Literal["leak found", "leak suspected", "no leak found", "not enough evidence"]
     sentence: str
     tiles: Sequence[Tile]
     sections: Sequence[Section]

@@ -23,10 +23,11 @@ from engram.core import files
 from engram.core.errors import DivergedError
 from engram.core.loop import STOP, State, Values
 from engram.core.runs import RunDirectory
+from engram.models.activations import activation_named
 from engram.models.architecture import Architecture
 from engram.models.networks import ConvNetwork, DenseNetwork, Network
 from engram.models.tasks import task_named
-from engram.models.view import AttackerView
+from engram.models.view import AttackerView, Normalization
 from engram.pipeline import attack
 from engram.sweep.space import CHECKPOINTS, checkpoint_steps, is_hopeless
 
@@ -37,7 +38,7 @@ def unexplained_share(view: AttackerView[Network], found: Reconstruction) -> flo
     """The share of the first layer that no multiple of the candidates' contribution explains, in [0, 1].
 
     With convolutions this is the first fully-connected layer, which carries the images. With P = [W_1 b_1] and
-    E = sum_i lambda_i d margin_i / d P at ReLU's exact gates,
+    E = sum_i lambda_i d margin_i / d P at exact gates,
 
         min over s >= 0 of ||P - s E||² / ||P||²  =  1 - max(0, <P, E>)² / (||P||² ||E||²)
     """
@@ -45,7 +46,7 @@ def unexplained_share(view: AttackerView[Network], found: Reconstruction) -> flo
     params = {name: value.detach() for name, value in network.params.items()}
     prefix = next(name for name, value in params.items() if value.ndim == 2).rpartition(".")[0]
     first = [value.requires_grad_() for name, value in params.items() if name.rpartition(".")[0] == prefix]
-    logits = network.with_params(params)(found.images.float(), torch.relu)
+    logits = network.with_params(params)(found.images.float())
     gains = found.duals.float() * view.task.margins(logits, found.labels)
     explained = torch.autograd.grad(gains.sum(), first)
     return share_outside(_joined(first), _joined(explained))
@@ -140,17 +141,22 @@ class PackedView:
     task: str
     input_shape: tuple[int, ...]
     pixel_range: tuple[float, float]
+    activation: str = "relu"
+    normalization: Normalization | None = None
 
     def unpacked(self) -> AttackerView[Network]:
         params = files.tensors_from_bytes(self.weights)
         places = range(sum(name.endswith(".weight") for name in params))
         weights = tuple(params[f"layers.{place}.weight"] for place in places)
         biases = tuple(params.get(f"layers.{place}.bias") for place in places)
-        network: Network = DenseNetwork(weights, biases)
+        known = self.normalization
+        gain = None if known is None else known.gain_of(self.input_shape).to(weights[0])
+        network: Network = DenseNetwork(weights, biases, activation=activation_named(self.activation), gain=gain)
         if self.layers is not None:
-            network = ConvNetwork(weights, biases, Architecture.parse(self.layers, self.input_shape))
+            layers = Architecture.parse(self.layers, self.input_shape)
+            network = ConvNetwork(weights, biases, layers, gain=gain)
         task = task_named(self.task, network.sizes[-1])
-        return AttackerView(network, self.input_shape, task, self.pixel_range)
+        return AttackerView(network, self.input_shape, task, self.pixel_range, known)
 
 
 def packed(view: AttackerView[Network]) -> PackedView:
@@ -161,6 +167,8 @@ def packed(view: AttackerView[Network]) -> PackedView:
         task=view.task.name,
         input_shape=view.input_shape,
         pixel_range=view.pixel_range,
+        activation=str(view.network.activation),
+        normalization=view.normalization,
     )
 
 

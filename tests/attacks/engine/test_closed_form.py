@@ -10,8 +10,9 @@ import torch
 from engram.attacks.engine.closed_form import explained, parameters, pull_back, run_pass
 from engram.attacks.engine.dense import Engine
 from engram.attacks.engine.self_tuning import Scales
-from engram.attacks.published import residuals, smoothed_relu
+from engram.attacks.published import residuals, smoothed
 from engram.attacks.settings import EngineSettings
+from engram.models.activations import RELU
 from engram.models.networks import DenseNetwork
 from engram.models.row_space import RowSpace
 from engram.models.tasks import Binary, Task
@@ -36,8 +37,8 @@ def test_value_and_gradients_equal_autograd(sizes: tuple[int, ...], bias: BiasPo
     inputs.requires_grad_()
     duals.requires_grad_()
     # The published residuals include a 1/m; the engine's duals are those of the paper.
-    by_name = residuals(network, Binary(), smoothed_relu(SLOPE), inputs, labels, len(inputs) * duals)
-    outputs = network(inputs, smoothed_relu(SLOPE)).squeeze(1)
+    by_name = residuals(network, Binary(), smoothed(RELU, SLOPE), inputs, labels, len(inputs) * duals)
+    outputs = network(inputs, smoothed(RELU, SLOPE)).squeeze(1)
     expected = 0.3 * outputs.square().sum()
     for layer in chosen:
         for part in ("weight", "bias"):
@@ -65,8 +66,8 @@ def test_every_task_equals_autograd(task: Task, bias: BiasPolicy) -> None:
     duals = task.draw_duals(labels, torch.Generator().manual_seed(1))
     inputs.requires_grad_()
     duals.requires_grad_()
-    by_name = residuals(network, task, smoothed_relu(SLOPE), inputs, labels, len(inputs) * duals)
-    outputs = network(inputs, smoothed_relu(SLOPE))
+    by_name = residuals(network, task, smoothed(RELU, SLOPE), inputs, labels, len(inputs) * duals)
+    outputs = network(inputs, smoothed(RELU, SLOPE))
     sides = task.sides(labels, duals.detach(), outputs)
     expected = sum(value.square().sum() for value in by_name.values()) + (sides * outputs).sum(1).square().sum()
     assert isinstance(expected, torch.Tensor)

@@ -13,11 +13,12 @@ from engram.attacks.engine.closed_form import explained
 from engram.attacks.engine.convolutional import SPAN, ConvEngine, outside
 from engram.attacks.engine.dense import Engine
 from engram.attacks.engine.iteration import fit_to_budget
-from engram.attacks.published import smoothed_relu
+from engram.attacks.published import smoothed
 from engram.attacks.registry import make_attack
 from engram.attacks.settings import EngineSettings
 from engram.core.errors import ConfigError
 from engram.core.loop import Budget, Snapshots, run
+from engram.models.activations import RELU
 from engram.models.networks import ConvNetwork
 from engram.models.tasks import Binary, Multiclass, MulticlassPairs, Regression, Task
 from engram.models.view import AttackerView
@@ -72,7 +73,7 @@ def test_stationarity_and_its_gradient_equal_autograd(task: Task, layers: str) -
     state = engine.init()
     engine.step(state)
     scales, basis = engine.problem.scales, engine.problem.scales.space.basis
-    upper, lower = smoothed_relu(scales.slope), smoothed_relu(engine.problem.feature_slope)
+    upper, lower = smoothed(RELU, scales.slope), smoothed(RELU, engine.problem.feature_slope)
     labels, duals = state["labels"], state["duals"]
     images = state["images"].detach().requires_grad_()
     features = network.features(images, lower)

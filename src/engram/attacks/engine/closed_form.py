@@ -1,23 +1,24 @@
-"""Stationarity of a ReLU network and its gradients by matrix products alone; no autograd graph.
+"""Stationarity of a network and its gradients by matrix products alone; no autograd graph.
 
 For candidates z_i whose stationarity sums c_ij grad Phi_j(z_i) over the outputs j (binary: c_i = lambda_i y_i),
 layer l's residual is
 
     R_l = [W_l b_l] - sum_i delta_{l,i} [h_{l-1,i}; 1]ᵀ
 
-with h_0 = z, h_l = relu(a_l), a_l = W_l h_{l-1} + b_l, delta_L = c_i and delta_l = g_l * (W_{l+1}ᵀ delta_{l+1}),
-g_l = sigmoid(slope a_l). A bias is the coordinate of a constant 1; without a bias that column is omitted.
-As in the papers, ReLU's derivative is the sigmoid wherever it appears.
+with h_0 = z, h_l = phi(a_l), a_l = W_l h_{l-1} + b_l, delta_L = c_i and delta_l = g_l * (W_{l+1}ᵀ delta_{l+1}),
+g_l = phi'(a_l). A bias is the coordinate of a constant 1; without a bias that column is omitted. As in the papers,
+ReLU's derivative is sigmoid(slope a_l) wherever it appears.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from engram.models.activations import RELU
 from engram.models.networks import DenseNetwork
 
 
@@ -35,6 +36,8 @@ class Pass:
     """delta_l, including the coefficients."""
     outputs: Tensor
     """Phi(x_i), [m, C]."""
+    before: list[Tensor] = field(default_factory=list)
+    """a_l of the hidden layers, where phi'' needs it: nowhere if phi has a kink."""
 
 
 def run_pass(
@@ -44,15 +47,16 @@ def run_pass(
 
     `coefficients` maps the outputs Phi to c, both [m, C]: the choice of outputs may depend on them.
     """
-    entering, gates = [], []
-    hidden = inputs
+    entering, gates, before = [], [], []
+    hidden, phi = inputs, network.activation
     for layer, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True)):
         entering.append(with_constant(hidden, bias))
         pre = torch.nn.functional.linear(hidden, weight, bias)
         if layer < len(network.weights) - 1:
-            gates.append(torch.sigmoid(slope * pre))
-            hidden = pre.clamp(min=0)
-    return Pass(entering, gates, *send_down(network, gates, coefficients(pre)), pre)
+            gates.append(phi.gate(pre, slope))
+            before += [] if phi.has_kink else [pre]
+            hidden = phi(pre)
+    return Pass(entering, gates, *send_down(network, gates, coefficients(pre)), pre, before)
 
 
 def send_down(
@@ -75,7 +79,7 @@ def with_constant(hidden: Tensor, bias: Tensor | None) -> Tensor:
 def first_gates(network: DenseNetwork, inputs: Tensor, slope: float) -> Tensor:
     """Only g_1, [m, h], which needs none of the layers above."""
     pre = torch.nn.functional.linear(inputs, network.weights[0], network.biases[0])
-    return pre.mul_(slope).sigmoid_()
+    return pre.mul_(slope).sigmoid_() if network.activation == RELU else network.activation.gate(pre, slope)
 
 
 def explained(done: Pass, layer: int) -> Tensor:
@@ -124,7 +128,8 @@ def pull_back(
             by_entering = _added(by_entering, direct[:, : network.weights[layer].shape[1]])
         if layer > 0:
             gate = done.gates[layer - 1]
-            bend = by_gate[layer - 1] * (slope * gate * (1 - gate))
+            before = done.before[layer - 1] if done.before else gate
+            bend = by_gate[layer - 1] * network.activation.bend(before, gate, slope)
             falling = _added(bend, None if by_entering is None else by_entering * gate)
     assert by_entering is not None, "the loss depends on no layer and no output"
     return by_entering, by_coefficients

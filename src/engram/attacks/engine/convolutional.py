@@ -31,7 +31,7 @@ from engram.attacks.engine.iteration import EngineIteration
 from engram.attacks.engine.metric import Metric
 from engram.attacks.engine.objective import Objective, total_variation
 from engram.attacks.engine.self_tuning import MARGIN_PER_SPREAD, PIXEL_STD, SOFTNESS, Scales, candidates_for
-from engram.attacks.published import smoothed_relu
+from engram.attacks.published import smoothed
 from engram.attacks.settings import EngineSettings
 from engram.core.errors import ConfigError
 from engram.core.loop import State
@@ -58,7 +58,7 @@ class Problem:
 
     def features(self, images: Tensor) -> Tensor:
         """h(x) with soft gates, [m, features]."""
-        return self.network.features(images, smoothed_relu(self.feature_slope))
+        return self.network.features(images, smoothed(self.network.activation, self.feature_slope))
 
     def coordinates(self, features: Tensor) -> Tensor:
         """V h, [m, r]."""
@@ -119,8 +119,10 @@ def live_neurons(head: DenseNetwork) -> DenseNetwork:
     energies = parameters(head, 0).square().sum(1)
     live = energies >= LIVE * energies.mean()
     bias = head.biases[0]
-    return DenseNetwork(
-        (first[live], second[:, live], *upper), (None if bias is None else bias[live], *head.biases[1:])
+    return replace(
+        head,
+        weights=(first[live], second[:, live], *upper),
+        biases=(None if bias is None else bias[live], *head.biases[1:]),
     )
 
 
@@ -135,12 +137,12 @@ def smooth_noise(count: int, shape: tuple[int, ...], std: float, seed: int) -> T
 
 
 def _spread_before_gates(network: ConvNetwork, probes: Tensor) -> float:
-    """The smallest spread of the inputs of a ReLU below the first fully-connected layer."""
+    """The smallest spread of the inputs of an activation below the first fully-connected layer."""
     spreads: list[float] = []
 
     def watch(values: Tensor) -> Tensor:
         spreads.append(float(values.std()))
-        return torch.relu(values)
+        return network.activation(values)
 
     network.features(probes, watch)
     return max(min(spreads, default=1.0), 1e-12)

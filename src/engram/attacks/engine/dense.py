@@ -89,17 +89,16 @@ class HeldLayers:
         latents, duals, sizes = state["latents"], state["duals"], objective.task.sample_duals(state["duals"])
         done = self._pass(objective, latents, sizes)
         (entering,), (gates,), (arriving,), signals = done.entering, done.gates, done.arriving, done.signals
+        (before,) = done.before or done.gates
         stationarity, by_residual = objective.stationarity(explained(done, 0), metric)
         sides = sizes.sign() if objective.task.has_signed_duals else torch.ones_like(sizes)
         margin, by_margin = objective.margin(sides * done.outputs[:, 0], duals)
         by_signal = -(entering @ by_residual.T)
         by_duals = (by_signal * gates * self.arriving).sum(1) if duals.ndim == 1 else self.by_duals
-        slope = objective.scales.slope
-        by_pre = (
-            by_signal * arriving * (slope * gates * (1 - gates))
-            + (by_margin * sides)[:, None] * self.holding * gates
-        )
-        weight = objective.scales.network.weights[0]
+        network, slope = objective.scales.network, objective.scales.slope
+        bend = network.activation.bend(before, gates, slope)
+        by_pre = by_signal * arriving * bend + (by_margin * sides)[:, None] * self.holding * gates
+        weight = network.weights[0]
         by_latents = by_pre @ weight - (signals[0] @ by_residual)[:, : weight.shape[1]] + self.correction
         losses = {"stationarity": stationarity, "margin": margin}
         if self.variation is not None:
@@ -111,17 +110,20 @@ class HeldLayers:
         network = objective.scales.network
         weight, bias = network.weights[0], network.biases[0]
         pre = torch.nn.functional.linear(latents, weight, bias)
-        gates = torch.sigmoid(objective.scales.slope * pre)
+        gates = network.activation.gate(pre, objective.scales.slope)
         arriving = sizes[:, None] * self.arriving
-        margins = (pre.clamp(min=0) * self.holding).sum(1) + self.rest
-        return Pass([with_constant(latents, bias)], [gates], [arriving], [gates * arriving], margins[:, None])
+        margins = (network.activation(pre) * self.holding).sum(1) + self.rest
+        before = [] if network.activation.has_kink else [pre]
+        return Pass(
+            [with_constant(latents, bias)], [gates], [arriving], [gates * arriving], margins[:, None], before
+        )
 
 
 def _weighted(unit: Pass, sizes: Tensor) -> Pass:
     """The pass with weights sizes_i, from the pass with all weights 1: signals are linear in them."""
     arriving = [sizes[:, None] * one for one in unit.arriving]
     signals = [sizes[:, None] * one for one in unit.signals]
-    return Pass(unit.entering, unit.gates, arriving, signals, unit.outputs)
+    return replace(unit, arriving=arriving, signals=signals)
 
 
 ROUNDS = 2
@@ -212,7 +214,24 @@ class Engine(EngineIteration[DenseNetwork]):
         dense = self.view.dense
         if dense is None:
             raise ConfigError(f"{self.view.network.name} has convolutions; create the attack with `make_attack`")
-        return replace(dense, task=dense.task.with_all_duals())
+        network, scale = dense.network.bare, self._scale
+        if scale != 1:
+            network.row_space(dense.input_shape)  # found once, for the description too
+            network = network.scaled(scale)
+        return replace(dense, network=network, task=dense.task.with_all_duals())
+
+    @cached_property
+    def _scale(self) -> float:
+        """The mean of the inputs' gain. The problem is posed in inputs of this scale: like pixels, whatever the
+        normalisation."""
+        gain = self.view.network.gain
+        return 1.0 if gain is None else float(gain.double().log().mean().exp())
+
+    def _pixels(self, images: Tensor) -> Tensor:
+        """Images as the problem is posed, in the coordinates of the view's inputs."""
+        if self.view.network.gain is None:
+            return images
+        return self.view.network.leaving(self._scale * images.flatten(1)).view_as(images)
 
     @cached_property
     def scales(self) -> Scales:
@@ -271,11 +290,12 @@ class Engine(EngineIteration[DenseNetwork]):
         """In the row space; if noise leaves it few directions, read out over all frequencies."""
         images = self.images(moved)
         if self._noisy_rows is None:
-            return images
+            return self._pixels(images)
         frequencies, rows = self._noisy_rows
         signals = partial(self._signals, duals=duals, labels=labels)
         low, high = self.posed.pixel_range
-        return read_out(images.flatten(1), rows, signals, frequencies, PIXEL_STD * (high - low)).view_as(images)
+        read = read_out(images.flatten(1), rows, signals, frequencies, PIXEL_STD * (high - low))
+        return self._pixels(read.view_as(images))
 
     @cached_property
     def _noisy_rows(self) -> tuple[Frequencies, Tensor] | None:

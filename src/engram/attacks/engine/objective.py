@@ -183,6 +183,8 @@ class Objective:
         weights = parameters(network, 0)
         entering = with_constant(latents, network.biases[0])
         used = first_gates(network, latents, self.scales.slope)
+        if not network.activation.has_kink:
+            used = used.square()  # as a gate of 0 or 1 is its own square
         used *= self.task.sample_duals(duals).square()[:, None]
         affordable = min(room, METRIC_BYTES) // (weights.element_size() * weights.shape[1] ** 2)
         groups = Groups.alike(used, max(1, affordable))

@@ -7,25 +7,34 @@ the weights, the shape of the inputs, the task and the layers; the rest of the c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from engram.core import files
-from engram.core.errors import CheckpointError, ConfigError
+from engram.core.errors import CheckpointError, ConfigError, UnsupportedModelError
+from engram.models.activations import RELU, activation_named
 from engram.models.architecture import Architecture
-from engram.models.networks import Network
-from engram.models.open.described import described_network
-from engram.models.open.files import read_any_network
-from engram.models.open.state_dict import dense_network
+from engram.models.networks import SUPPORTED, ConvNetwork, Network
+from engram.models.open.chain import ReadNetwork
+from engram.models.open.files import network_of, read_model
+from engram.models.open.sklearn_model import Estimator, estimator_network, is_estimator
 from engram.models.tasks import infer_task, task_named
-from engram.models.view import AttackerView
+from engram.models.view import AttackerView, Normalization
 
-Model = nn.Module | Network | Mapping[str, Tensor] | Path | str
+Model = nn.Module | Network | Mapping[str, Tensor] | Path | str | Estimator
+"""A module, a network, a state_dict, a path, or a fitted perceptron of scikit-learn."""
 MODEL_FILE, CARD_FILE = "model.safetensors", "card.json"
 """The files in a directory of `engram train`."""
+
+
+ASSUMED = (
+    "the file does not say what stands between its layers: ReLU is assumed, in one line. If that is wrong, name "
+    "another with --activation, e.g. gelu, or build the model yourself with --model-code"
+)
 
 
 def open_view(
@@ -34,20 +43,30 @@ def open_view(
     input_shape: Sequence[int] | str | None = None,
     task: str | None = None,
     arch: str | None = None,
+    activation: str | None = None,
+    normalize: Any = None,
+    head: str | None = None,
 ) -> AttackerView[Network]:
     """What an attacker sees of a model.
 
-    model        a module, a state_dict, a network, or the path of a file or of a directory of `engram train`
+    model        a module, a state_dict, a network, a fitted MLPClassifier or MLPRegressor of scikit-learn, or the
+                 path of a file or of a directory of `engram train`
     input_shape  of one input, (3, 32, 32) or "3x32x32"; directories and .pt2 files specify their own
     task         what the outputs mean, by name; default: the card's, else binary for one output, else classes
     arch         the layers of a file with convolutions, e.g. "conv3x32 relu flatten 1000 relu 1"
+    activation   between the layers, which a state_dict does not say, e.g. "gelu"; default: "relu"
+    normalize    what is done to pixels first: "imagenet", "0.5/0.25", (mean, std), or a transform that has both
+    head         read only the tensors whose names begin with this: the head of a larger model
     """
     shape = None
     if input_shape is not None:
         shape = parse_shape(input_shape) if isinstance(input_shape, str) else tuple(input_shape)
     card = PublicCard.of(model)
-    network = _network(model, card, shape, arch)
-    found = shape or card.input_shape or network.input_shape
+    read = _network(model, card, shape, arch, head)
+    network, normalization = read.network, read.normalization
+    if activation is not None:
+        network = _with_activation(network, activation, model)
+    found = shape or card.input_shape or network.input_shape or read.input_shape
     if not found:
         inputs = network.sizes[0]
         raise ConfigError(
@@ -55,8 +74,23 @@ def open_view(
             f"(in Python input_shape=(3, 32, 32)). The first layer takes {inputs:,} values; if they are not "
             f"images, give --input-shape {inputs}"
         )
+    if normalize is not None:
+        given = Normalization.of(normalize)
+        if normalization not in (None, given):
+            raise ConfigError(
+                f"{model_name(model)} contains its own normalisation, {normalization.text}; leave --normalize out"
+            )
+        normalization = given
+    if normalization is not None:
+        normalization.mean_of(found)  # must fit the channels, like the scale
+        network = replace(network, gain=normalization.gain_of(found).to(network.weights[0]))
     outputs, name = network.sizes[-1], task or card.task
-    return AttackerView(network, found, infer_task(outputs) if name is None else task_named(name, outputs))
+    meaning = infer_task(outputs) if name is None else task_named(name, outputs)
+    assumed = read.is_assumed and activation is None
+    notes = (ASSUMED, *read.notes) if assumed else read.notes
+    return AttackerView(
+        network, found, meaning, normalization=normalization, head=head, is_assumed=assumed, notes=notes
+    )
 
 
 def open_recorded(record: Mapping[str, Any]) -> AttackerView[Network]:
@@ -68,6 +102,9 @@ def open_recorded(record: Mapping[str, Any]) -> AttackerView[Network]:
         input_shape=shape if is_shape else None,
         task=record.get("task"),
         arch=record.get("architecture"),
+        activation=record.get("activation"),
+        normalize=record.get("normalization"),
+        head=record.get("head"),
     )
 
 
@@ -118,15 +155,83 @@ class PublicCard:
             raise CheckpointError(f"{path} is not a card that this version can read: {error!r}") from error
 
 
-def _network(model: Model, card: PublicCard, shape: tuple[int, ...] | None, arch: str | None) -> Network:
+def _network(
+    model: Model, card: PublicCard, shape: tuple[int, ...] | None, arch: str | None, head: str | None
+) -> ReadNetwork:
     layers = _layers(model, card, shape, arch)
     if isinstance(model, str | Path):
         path = Path(model)
-        return read_any_network(path / MODEL_FILE if path.is_dir() else path, layers)
+        read = read_model(path / MODEL_FILE if path.is_dir() else path, layers, head=head)
+        # what engram trained is a ReLU network: nothing is assumed
+        return ReadNetwork(read.network) if path.is_dir() else read
     if isinstance(model, Network):
-        return model
-    state = model.state_dict() if isinstance(model, nn.Module) else model
-    return dense_network(state) if layers is None else described_network(state, layers)
+        return ReadNetwork(model)
+    if is_estimator(model):
+        return estimator_network(model)
+    if isinstance(model, nn.Module):
+        read = network_of(model.state_dict(), layers, head=head, name=model_name(model))
+        return read if head is not None or shape is None else _agreeing(model, read, shape)
+    if not isinstance(model, Mapping):
+        raise ConfigError(
+            f"a {type(model).__name__} is not a model that engram reads; give a module, a state_dict, a path, or "
+            "a fitted MLPClassifier or MLPRegressor of scikit-learn"
+        )
+    return network_of(model, layers, head=head, name=model_name(model))
+
+
+SAME = 1e-4
+"""Share by which outputs may differ that are the same but for rounding."""
+ACTIVATIONS = (
+    "relu",
+    "gelu",
+    "silu",
+    "tanh",
+    "leaky:0.01",
+    "leaky:0.1",
+    "leaky:0.2",
+    "elu",
+    "gelu-tanh",
+    "sigmoid",
+)
+
+
+@torch.no_grad()
+def _agreeing(module: nn.Module, read: ReadNetwork, shape: tuple[int, ...]) -> ReadNetwork:
+    """The network with the activation that gives the module's own outputs; an error if none does."""
+    example = next(module.parameters())
+    probes = torch.randn(16, *shape, generator=torch.Generator().manual_seed(0)).to(example)
+    was_training = module.training
+    try:
+        own = module.eval()(probes).reshape(16, -1).double().cpu()
+    except Exception as error:  # a module may raise anything
+        raise ConfigError(f"the module can't take inputs of {'x'.join(map(str, shape))}: {error}") from error
+    finally:
+        module.train(was_training)
+    kinds = (
+        [read.network.activation] if isinstance(read.network, ConvNetwork) else map(activation_named, ACTIVATIONS)
+    )
+    for kind in kinds:
+        network = replace(read.network, activation=kind)
+        outputs = network.to(dtype=torch.float64)(probes.double().cpu())
+        shown = (outputs, outputs.sigmoid(), outputs.softmax(1), outputs.log_softmax(1))
+        if any(one.shape == own.shape and float((one - own).norm()) <= SAME * float(own.norm()) for one in shown):
+            return replace(read, network=network, is_assumed=False)
+    raise UnsupportedModelError(
+        ["its layers alone give other outputs: it is not a plain chain of layers with one known activation"],
+        supported=SUPPORTED,
+    )
+
+
+def _with_activation(network: Network, name: str, model: Model) -> Network:
+    """The network with the activation of that name; a network that specifies its own must agree."""
+    chosen = activation_named(name)
+    specifies = isinstance(network, ConvNetwork) or isinstance(model, Network) or network.activation != RELU
+    if specifies and network.activation != chosen:
+        raise ConfigError(
+            f"{model_name(model)} specifies {network.activation} as its activation, not {chosen}; leave "
+            "--activation out"
+        )
+    return replace(network, activation=chosen)
 
 
 def _layers(

@@ -1,38 +1,45 @@
-"""Read an untrusted weights file: a state_dict (.pt, .pth), safetensors or an exported program (.pt2).
+"""Read an untrusted model file: a state_dict (.pt, .pth), safetensors, .pt2, ONNX, Keras or skops.
 
-Its size is checked before it is opened, nothing in it is ever executed, and its content is interpreted by
-`state_dict.dense_network`, or by `described_network` and `exported_network` for convolutions.
+Its size is checked before it is opened, nothing in it is ever executed, and its content is interpreted by the
+module of its format. A state_dict becomes a network by `network_of`.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from engram.core.errors import CheckpointError, UnsupportedModelError
+from engram.core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engram.core.files import open_archive, read_tensors
 from engram.models.architecture import Architecture
-from engram.models.networks import SUPPORTED, ConvNetwork, DenseNetwork
-from engram.models.open.described import described_network
+from engram.models.networks import SUPPORTED, DenseNetwork, Network
+from engram.models.open.chain import ReadNetwork
 from engram.models.open.exported import exported_network, is_exported
-from engram.models.open.state_dict import dense_network
+from engram.models.open.keras_file import MAGIC, is_keras, keras_network
+from engram.models.open.merged import head_of, heads_in, merged
+from engram.models.open.onnx_file import onnx_network
+from engram.models.open.sklearn_model import is_skops, skops_network
+from engram.models.open.state_dict import dense_network, described_network
 
 MAX_BYTES = 4 * 1024**3
 CURE = "save it with torch.save(model.state_dict(), 'model.pt')"
 # where training scripts keep the state_dict, next to epoch, optimizer, ...; tried before anything else
 USUAL_KEYS = ("state_dict", "model_state_dict", "model", "model_state", "net", "network", "weights", "params")
 MAX_NESTING = 4
+PEEK = 4096
 WRAPPERS = re.compile(r"^(module\.)+|(?<![^.])_orig_mod\.")  # DataParallel, torch.compile
 
 
 class _Kind(Enum):
     ZIP = auto()
+    HDF5 = auto()
+    ONNX = auto()
     SAFETENSORS = auto()
     PICKLE = auto()
 
@@ -47,26 +54,79 @@ def read_network(path: Path, *, max_bytes: int = MAX_BYTES) -> DenseNetwork:
 
 def read_any_network(
     path: Path, architecture: Architecture | None = None, *, max_bytes: int = MAX_BYTES
-) -> DenseNetwork | ConvNetwork:
-    """The network in `path`, with or without convolutions.
+) -> Network:
+    """The network in `path`, with or without convolutions."""
+    return read_model(path, architecture, max_bytes=max_bytes).network
 
-    Convolutions need an `architecture`, or a .pt2 file, which contains its own.
+
+def read_model(
+    path: Path, architecture: Architecture | None = None, *, head: str | None = None, max_bytes: int = MAX_BYTES
+) -> ReadNetwork:
+    """The network in `path`, and what the file says about its inputs.
+
+    Convolutions of a state_dict need an `architecture`; other files contain their own. `head` reads only the
+    tensors whose names begin with it.
     """
     kind = _kind(path, max_bytes)
-    if kind is _Kind.ZIP and is_exported(path):
-        return exported_network(path, architecture, max_bytes=max_bytes)
+    if (reader := _own_layers(path, kind)) is not None:
+        if head is not None:
+            raise ConfigError(f"--head chooses tensors of a state_dict, but {path} is a whole model; leave it out")
+        return reader(path, architecture, max_bytes)
     state = _state(path, kind, max_bytes)
     ordered = kind is not _Kind.SAFETENSORS  # safetensors sorts by name
+    return network_of(state, architecture, head=head, ordered=ordered, name=str(path))
+
+
+def network_of(
+    state: Mapping[str, Tensor],
+    architecture: Architecture | None = None,
+    *,
+    head: str | None = None,
+    ordered: bool = True,
+    name: str = "it",
+) -> ReadNetwork:
+    """The network of a state_dict; weights in parts are put together and normalisations folded."""
+    if head is not None:
+        state = head_of(state, head, name)
+    plain = merged(state, ordered=ordered)
     if architecture is not None:
-        return described_network(state, architecture, ordered=ordered)
-    return dense_network(state, ordered=ordered)
+        network: Network = described_network(plain.state, architecture, ordered=ordered)
+        return ReadNetwork(network, notes=plain.notes)
+    try:
+        network = dense_network(plain.state, ordered=ordered)
+    except UnsupportedModelError as error:
+        advice = None if head is not None else heads_in(state)
+        if advice is None:
+            raise
+        raise UnsupportedModelError([*error.problems, advice], supported=SUPPORTED) from error
+    return ReadNetwork(network, notes=plain.notes, is_assumed=True)
+
+
+def _own_layers(path: Path, kind: _Kind) -> Callable[[Path, Architecture | None, int], ReadNetwork] | None:
+    """The reader of a file that contains its own layers; None for state_dicts."""
+    if kind is _Kind.ZIP and is_exported(path):
+        return lambda path, layers, most: exported_network(path, layers, max_bytes=most)
+    if (kind is _Kind.ZIP and is_keras(path)) or kind is _Kind.HDF5:
+        return _without_arch(keras_network)
+    if kind is _Kind.ZIP and is_skops(path):
+        return _without_arch(skops_network)
+    return _without_arch(onnx_network) if kind is _Kind.ONNX else None
+
+
+def _without_arch(read: Callable[..., ReadNetwork]) -> Callable[[Path, Architecture | None, int], ReadNetwork]:
+    def reader(path: Path, layers: Architecture | None, max_bytes: int) -> ReadNetwork:
+        if layers is not None:
+            raise ConfigError(f"{path} contains its own layers; leave --arch out")
+        return read(path, max_bytes=max_bytes)
+
+    return reader
 
 
 def read_state(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Tensor]:
     """The state_dict in `path`, as it is, with plain names."""
     kind = _kind(path, max_bytes)
-    if kind is _Kind.ZIP and is_exported(path):
-        raise CheckpointError(f"{path} is an exported program, not a state_dict; {CURE}")
+    if _own_layers(path, kind) is not None:
+        raise CheckpointError(f"{path} is a whole model, not a state_dict; {CURE}")
     return _state(path, kind, max_bytes)
 
 
@@ -115,8 +175,17 @@ def _kind(path: Path, max_bytes: int) -> _Kind:
         return _Kind.SAFETENSORS
     if head.startswith(b"\x80"):
         return _Kind.PICKLE
-    what = "is empty" if size == 0 else "is neither a PyTorch nor a safetensors file"
-    raise CheckpointError(f"{path} {what}; download or copy it again, or {CURE}")
+    if head.startswith(MAGIC):
+        return _Kind.HDF5
+    # a protobuf message has no magic number; ONNX begins with its version, a small number in field 1
+    if path.suffix.lower() == ".onnx" or (head[:1] == b"\x08" and 0 < head[1:2][0] < 32 and size > 64):
+        return _Kind.ONNX
+    if size == 0:
+        raise CheckpointError(f"{path} is empty; download or copy it again")
+    raise CheckpointError(
+        f"{path} is none of the files that engram reads: PyTorch (.pt, .pth, .pt2), safetensors, ONNX, Keras "
+        f"(.keras, .h5), skops. {CURE}"
+    )
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
@@ -139,6 +208,13 @@ def _pickled(path: Path, kind: _Kind, max_bytes: int) -> object:
             loaded: object = torch.load(stream, weights_only=True, map_location="cpu")
     except Exception as error:  # a hostile stream can make the unpickler raise anything
         # "from None": torch's own message recommends weights_only=False, the one thing not to do
+        with path.open("rb") as stream:
+            is_estimator = b"sklearn" in stream.read(PEEK)
+        if is_estimator:
+            raise CheckpointError(
+                f"{path} is a pickle of scikit-learn, and a pickle could run code. If you trust it, load it in "
+                "Python and give the object to engram.audit, or write it with skops.io.dump(model, 'model.skops')"
+            ) from None
         raise CheckpointError(f"{path} can't be read safely: {_reason(error)}; {CURE}") from None
     return loaded
 
@@ -153,7 +229,7 @@ def _check_archive(path: Path, max_bytes: int) -> None:
             f"{CURE}, and describe convolutions with --arch"
         )
     if "data.pkl" not in names:
-        raise CheckpointError(f"{path} is a zip archive, but torch.save did not write it; {CURE}")
+        raise CheckpointError(f"{path} is a zip archive, but neither torch.save, Keras nor skops wrote it; {CURE}")
 
 
 def _reason(error: Exception) -> str:

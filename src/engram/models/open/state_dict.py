@@ -2,7 +2,13 @@
 
 Names distinguish weights, biases and everything else. A layer is an edge from its input width to its output width,
 so the layers of a fully-connected network form a trail that uses every edge once. If there are several trails,
-the numbers in the names decide, then the file's order."""
+the numbers in the names decide, then the file's order.
+
+Named tensors and a description of the layers -> `ConvNetwork`, or one error that lists every mismatch.
+
+Order and shapes decide: each layer takes the first unused tensor of exactly its weight's shape. A bias
+belongs to the weight whose name it shares up to the last word; if there is none, to the weight before it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +23,97 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import UnsupportedModelError
-from engram.models.networks import SUPPORTED, DenseNetwork
+from engram.models.architecture import Architecture, Shape
+from engram.models.networks import SUPPORTED, ConvNetwork, DenseNetwork
+
+DESCRIBED = (
+    "networks of convolutions, one kind of activation, average and max pooling, flatten and fully-connected "
+    "layers in one line, described by --arch and --input-shape. Any other PyTorch model can be audited for "
+    "membership: engram membership --model-code, in Python engram.membership"
+)
+
+
+def described_network(
+    state: Mapping[str, Tensor], architecture: Architecture, *, ordered: bool = True
+) -> ConvNetwork:
+    """The network of `architecture` with the parameters in `state`; `ordered` if the order of its keys matters.
+
+    >>> net = Architecture.parse("conv2x1 relu flatten 1", (1, 2, 2))
+    >>> state = {"a.weight": torch.ones(1, 1, 2, 2), "a.bias": torch.zeros(1), "z.weight": torch.ones(1, 1)}
+    >>> described_network(state, net).name
+    '1x2x2-conv2x1-1'
+    """
+    state = {name: value.detach() for name, value in state.items() if not is_counter(value)}
+    if len(state) > MAX_TENSORS:
+        raise UnsupportedModelError(
+            [f"it contains {len(state):,} tensors, more than {MAX_TENSORS}"], supported=DESCRIBED
+        )
+    names = list(state) if ordered else sorted(state, key=_natural)
+    weights, problems = _weights({name: state[name] for name in names}, architecture.weight_shapes)
+    biases, more = _biases(state, names, weights)
+    problems += more + unreadable_values(state)
+    if problems:
+        raise UnsupportedModelError(problems, supported=DESCRIBED)
+    dtype = reduce(torch.promote_types, (value.dtype for value in state.values()), torch.float32)
+    return ConvNetwork(
+        tuple(own_copy(state[name], dtype) for name in weights if name is not None),
+        tuple(None if name is None else own_copy(state[name], dtype) for name in biases),
+        architecture,
+    )
+
+
+def _weights(state: Mapping[str, Tensor], shapes: Sequence[Shape]) -> tuple[list[str | None], list[str]]:
+    """The name of each layer's weight, and the problems: layers without a tensor, tensors without a layer."""
+    free = {name: tuple(value.shape) for name, value in state.items() if value.ndim != 1}
+    taken: list[str | None] = []
+    for shape in shapes:
+        name = next((name for name, found in free.items() if found == shape), None)
+        taken.append(name)
+        free.pop(name or "", None)
+    problems = [
+        f"layer {index} of the description has weights {list(shape)}, but no tensor of that shape is left"
+        for index, (name, shape) in enumerate(zip(taken, shapes, strict=True))
+        if name is None
+    ]
+    if free:
+        spare = listed([f"{name} {list(shape)}" for name, shape in free.items()])
+        problems.append(f"no layer of the description has weights of this shape: {spare}")
+    return taken, problems
+
+
+def _biases(
+    state: Mapping[str, Tensor], names: Sequence[str], weights: Sequence[str | None]
+) -> tuple[list[str | None], list[str]]:
+    """The name of each layer's bias or None, and the problems."""
+    layer_by_stem = {layer_of(name): layer for layer, name in enumerate(weights) if name is not None}
+    biases: list[str | None] = [None] * len(weights)
+    strays, misfits, previous = [], [], None
+    for name in names:
+        value = state[name]
+        if value.ndim != 1:
+            previous = weights.index(name) if name in weights else None
+            continue
+        layer = layer_by_stem.get(layer_of(name), previous)
+        owner = None if layer is None else weights[layer]
+        if layer is None or owner is None or biases[layer] is not None:
+            strays.append(f"{name} {list(value.shape)}")
+        elif len(value) != len(state[owner]):
+            misfits.append(f"{name} {list(value.shape)} is not a bias of {owner} {list(state[owner].shape)}")
+        else:
+            biases[layer] = name
+    if strays:
+        misfits.append(
+            "vectors that are not the bias of any layer (fold normalisation into its neighbours): "
+            + listed(strays)
+        )
+    return biases, misfits
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """fc10 after fc2."""
+    parts = re.split(r"(\d{1,9})", name)
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
+
 
 _MAX_STEPS = 20_000  # of the search for trails: layers of equal width have factorially many
 
@@ -49,12 +145,9 @@ class NamedLayer:
 
 def chained(layers: list[NamedLayer], ordered: bool) -> tuple[list[NamedLayer], list[str]]:
     """The layers from input to output if exactly one order fits, and the problems."""
-    problems = []
     if _is_transposed(layers, ordered):
-        shapes = listed([str(layer) for layer in layers])
-        problems.append(f"the layers chain only if every weight is transposed: {shapes}; save weight.T, [out, in]")
-        layers = [_flipped(layer) for layer in layers]
-    problems += [
+        layers = [replace(_flipped(layer), weight=layer.weight.T) for layer in layers]
+    problems = [
         f"the bias of {layer} is {list(layer.bias.shape)}, not [{layer.outputs}]; save both from one model"
         for layer in layers
         if layer.bias is not None and not layer.bias_fits
@@ -157,18 +250,18 @@ _READABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LEAF = re.compile(r"^(?:(?P<stem>.*?)[._])?(?P<leaf>weights?|bias(?:es)?|[wWbB])[._]?(?P<number>\d*)$")
 
 _NORM = (
-    "normalisation or a learnt activation (BatchNorm, LayerNorm, PReLU): {}; "
-    "fold it into its neighbours or train without it (an output layer must be [1, in], not [in])"
+    "normalisation or a learnt activation that can't be folded into a layer (LayerNorm, PReLU): {}; no image can "
+    "be read through it, but membership can with --model-code. An output layer must be [1, in], not [in]"
 )
 _CONVOLUTION = (
     "convolution (weights of three or more dimensions): {}; describe the layers, for example "
     "--arch 'conv3x32 relu flatten 1000 relu 1'"
 )
-_EMBEDDING = "embedding: {}; if it is a fully-connected layer, rename it"
-_RECURRENT = "recurrent layers: {}; only feed-forward layers can be read"
-_ATTENTION = "attention: {}; only fully-connected layers can be read"
+_EMBEDDING = "embedding: {}; audit membership with --model-code. If it is a fully-connected layer, rename it"
+_RECURRENT = "recurrent layers: {}; only feed-forward layers can be read, but membership can with --model-code"
+_ATTENTION = "attention: {}; no image can be read through it, but membership can be audited with --model-code"
 _QUANTISED = "quantised layers: {}; save the floating-point model before quantisation"
-_IN_PARTS = "weights stored in parts (weight or spectral norm, pruning, LoRA): {}; merge the parts, then save"
+_IN_PARTS = "weights stored in parts of an unknown kind: {}; merge the parts, then save"
 _UNKNOWN = "neither the weight nor the bias of a layer: {}; rename to layers.0.weight, layers.0.bias, ..."
 _ORPHAN = "bias without a weight: {}; save the whole state_dict"
 _TWICE = "a second weight or bias of the same layer: {}; keep one of them"
