@@ -137,7 +137,7 @@ def other_kinds(place: Path) -> dict[str, tuple[object, ...]]:
     linear, deep = nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten())
     torch.save(linear.state_dict(), place / "linear.pt")
     torch.save({**deep.state_dict(), "out.weight": torch.ones(1, 48)}, place / "no-hidden.pt")
-    normed = nn.Sequential(nn.Linear(36, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    normed = nn.Sequential(nn.Linear(36, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 1))
     torch.save(normed.state_dict(), place / "normed.pt")
     conv = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 9), nn.ReLU(), nn.Linear(9, 1))
     torch.export.save(torch.export.export(conv, (torch.zeros(1, 1, 6, 6),)), place / "model.pt2")

@@ -196,7 +196,7 @@ def test_an_audit_of_a_readable_model_built_by_code_reconstructs(home: Path, tmp
         "    layers = nn.Linear(625, 200), activation(), nn.Linear(200, 50), activation(), nn.Linear(50, 1)\n"
         "    return nn.Sequential(nn.Flatten(), *layers)\n"
         "def smooth():\n"
-        "    return build(nn.GELU)\n"
+        "    return build(nn.Hardtanh)\n"
     )
     run = ("audit", home / "dense.pt", *data_of(home), "--budget", "1s", "--baselines", "none")
     engram(*run, "--model-code", f"{tmp_path / 'plain.py'}:build", "-o", tmp_path / "run")

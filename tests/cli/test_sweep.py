@@ -102,7 +102,7 @@ def test_a_fleet_is_one_table_with_a_row_for_failed_models(target: Path, tmp_pat
     assert [row["name"] for row in table] == ["a", "b", "c.txt"]
     assert [row["complete"] for row in table] == [2, 2, None]
     assert table[0]["best"] == table[1]["best"], "the same weights, the same sweep"
-    assert "neither a PyTorch nor a safetensors file" in table[2]["error"]
+    assert "none of the files that engram reads" in table[2]["error"]
     with (out / "fleet.csv").open() as stream:
         assert [row["name"] for row in csv.DictReader(stream)] == ["a", "b", "c.txt"]
     engram("sweep", "--targets", *sorted(fleet.iterdir()), *options, "--resume")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from engram.core.errors import DataError
@@ -42,8 +43,12 @@ def test_mixed_sizes_name_the_first_offender(tmp_path: Path) -> None:
     picture(tmp_path / "a" / "1.png")
     picture(tmp_path / "a" / "2.png", size=(5, 3))
     picture(tmp_path / "b" / "3.png", size=(9, 9))
-    with pytest.raises(DataError, match=r"2\.png is 5×3 but 1\.png is 4×3; resize them"):
+    with pytest.raises(DataError, match=r"2\.png is 5x3 but 1\.png is 4x3; give the size .* folder:PATH@3x32x32"):
         load_folder(tmp_path)
+    resized = load_folder(tmp_path, (1, 6, 8))
+    assert resized.images.shape == (3, 1, 6, 8)
+    assert resized.name.endswith(", resized to 1x6x8")
+    assert torch.allclose(resized.images, torch.tensor(51 / 255))
 
 
 def test_a_decompression_bomb_is_refused(tmp_path: Path) -> None:
@@ -68,10 +73,34 @@ def test_not_a_picture(tmp_path: Path) -> None:
         load_folder(tmp_path)
 
 
-def test_sixteen_bits_are_refused_not_clipped(tmp_path: Path) -> None:
-    picture(tmp_path / "a" / "1.png", "I;16")
-    with pytest.raises(DataError, match="pixels of type I;16; convert it to 8-bit"):
-        load_folder(tmp_path)
+def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    Image.fromarray(np.array([[0, 13107], [39321, 65535]], np.uint16)).save(tmp_path / "a" / "1.png")
+    images = load_folder(tmp_path).images
+    assert torch.allclose(images[0, 0], torch.tensor([[0.0, 0.2], [0.6, 1.0]]), atol=1e-4)
+    assert torch.allclose(load_folder(tmp_path, (3, 2, 2)).images[0, 2], images[0, 0], atol=0.01)
+
+
+def test_transparent_parts_are_white(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    clear = Image.new("RGBA", (2, 1), (10, 20, 30, 0))
+    clear.putpixel((1, 0), (10, 20, 30, 255))
+    clear.save(tmp_path / "a" / "1.png")
+    found = load_folder(tmp_path).images[0]
+    assert (found[:, 0, 0] * 255).round().tolist() == [255, 255, 255]
+    assert (found[:, 0, 1] * 255).round().tolist() == [10, 20, 30]
+
+
+def test_pictures_are_turned_as_the_camera_says(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned: show it a quarter turn clockwise
+    wide = Image.new("L", (4, 2), 0)
+    wide.putpixel((0, 0), 255)
+    wide.save(tmp_path / "a" / "1.png", exif=exif)
+    images = load_folder(tmp_path).images
+    assert images.shape == (1, 1, 4, 2)
+    assert images[0, 0, 0, 1] == 1
 
 
 def test_empty_and_absent_folders(tmp_path: Path) -> None:

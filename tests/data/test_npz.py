@@ -40,7 +40,7 @@ def test_layouts(tmp_path: Path, given: Array, expected: Array, floats: bool) ->
 
 @pytest.mark.parametrize(("images", "labels", "message"), [
     (BYTES.astype(np.int64), LABELS, "images must be uint8 0..255 or floats in \\[0, 1\\], got int64"),
-    (BYTES.astype(np.float64), LABELS, "float images must lie in \\[0, 1\\].*scale them"),
+    (BYTES.astype(np.float64) - 200, LABELS, "float images must lie in \\[0, 1\\].*--normalize"),
     (np.full((4, 2, 2), np.nan), LABELS, "float images must lie in \\[0, 1\\], got nan"),
     (np.array([[1.0], [np.nan], [0], [0]]), LABELS, "vectors must be finite in float32"),
     (np.full((4, 2), 1e300), LABELS, "vectors must be finite in float32"),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from engram.auditing.comparison import LEARNT
 from engram.auditing.preprocessing import Preprocessing, chosen_preprocessing, doubts
 from engram.auditing.record import SCHEMA_VERSION
-from engram.auditing.verdict import Outcome
+from engram.auditing.verdict import Outcome, in_doubt
 from engram.auditing.visuals import roc_chart
 from engram.core import files
 from engram.core.errors import require
@@ -79,10 +79,7 @@ class MembershipReport:
 
     @property
     def sentence(self) -> str:
-        if not self.doubts:
-            return self.record.sentence
-        reason = f"{self.doubts[0][0].upper()}{self.doubts[0][1:]}"
-        return f"Not enough evidence. {reason}. {self.record.sentence}"
+        return in_doubt(self.doubts, self.record.sentence) if self.doubts else self.record.sentence
 
     @property
     def warnings(self) -> tuple[str, ...]:

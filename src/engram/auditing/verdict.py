@@ -44,10 +44,13 @@ class AuditVerdict:
         """The verdict if the model was probably read wrongly: its numbers then say little."""
         if not doubts:
             return self
-        reason = f"{doubts[0][0].upper()}{doubts[0][1:]}"
-        return replace(
-            self, outcome="not enough evidence", sentence=f"Not enough evidence. {reason}. {self.sentence}"
-        )
+        return replace(self, outcome="not enough evidence", sentence=in_doubt(doubts, self.sentence))
+
+
+def in_doubt(doubts: Sequence[str], sentence: str) -> str:
+    """The sentence of a verdict on a model that was probably read wrongly."""
+    reason = f"{doubts[0][0].upper()}{doubts[0][1:]}"
+    return f"Not enough evidence. {reason}. As the model was read: {sentence}"
 
 
 def decide(blind: BlindView, comparison: Comparison | None, reach: Verdict) -> AuditVerdict:

@@ -98,6 +98,7 @@ def audit(
     seconds = None if budget is None else opt.parse_seconds(budget)
     chosen = make_attack(view.to(opt.check_device(device)), budget=seconds, resume_from=out if resume else None)
     remember(given, out, resume=resume)
+    opt.show_notes(view)
     with progress_bar() as progress:
         record = run_audit(
             chosen,
@@ -130,11 +131,13 @@ def readable_or_asked(
     if given["arch"] is not None:
         raise ConfigError("--arch does nothing with --model-code, which builds the model; leave it out")
     module = built_module(given["model_code"], model)
-    records = loaded_records(model, given["task"] or "multiclass", given)
+    shape = None if given["input_shape"] is None else parse_shape(given["input_shape"])
+    records = loaded_records(model, given["task"] or "multiclass", given, shape)
     if records is None and given["input_shape"] is None:
         raise ConfigError("--model-code needs --data and --held-out, or --input-shape for a blind audit")
-    shape = records[0].shape if records is not None else parse_shape(given["input_shape"])
-    view = readable_view(module, shape, given["task"], given["normalize"])
+    view = readable_view(
+        module, records[0].shape if records is not None else shape or (), given["task"], given["normalize"]
+    )
     if not isinstance(view, str):
         return view
     if records is None:
@@ -167,7 +170,7 @@ def chosen_data(
     from engram.auditing.preprocessing import chosen_preprocessing, doubts
     from engram.models.open.modules import as_module
 
-    found = loaded_records(model, view.task.name, given)
+    found = loaded_records(model, view.task.name, given, view.input_shape)
     if found is None:
         return None, ()
     data = audit_data(view, *found)

@@ -53,8 +53,9 @@ class AskedData:
         """From the options of a command by name."""
         return cls(**{field.name: options[field.name] for field in fields(cls) if field.name in options})
 
-    def choice(self, model: Path | None, task: str) -> DataChoice | None:
-        """The data for a model and its task; None where no data were asked for."""
+    def choice(self, model: Path | None, task: str, shape: tuple[int, ...] | None = None) -> DataChoice | None:
+        """The data for a model and its task; None where no data were asked for. Pictures get the model's shape."""
+        from engram.data.catalog import sized
         from engram.data.choice import DataChoice
 
         if self.data is None:
@@ -62,7 +63,8 @@ class AskedData:
         if self.n is None:
             raise ConfigError("--data needs -n, the number of training images, e.g. -n 500")
         labels = self.labels_for(task)
-        return DataChoice(name=self.data, labels=labels, n=self.n, seed=self.data_seed, classes=self.classes)
+        name = sized(self.data, shape)
+        return DataChoice(name=name, labels=labels, n=self.n, seed=self.data_seed, classes=self.classes)
 
     def labels_for(self, task: str) -> str:
         """The label map: the one asked for, else the one that fits the task best."""
@@ -85,16 +87,31 @@ def card_data(model: Path | None, asked_by: str) -> DataChoice:
     return card.data
 
 
-def loaded_records(model: Path, task: str, given: Mapping[str, Any]) -> tuple[ImageSet, ImageSet | None] | None:
+def loaded_records(
+    model: Path, task: str, given: Mapping[str, Any], shape: tuple[int, ...] | None = None
+) -> tuple[ImageSet, ImageSet | None] | None:
     """Training records and their control by a command's options, or None if none were asked for.
 
-    Without -n these are all records of --data and of --held-out.
+    Without -n these are all records of --data and of --held-out. Pictures of a folder are resized to `shape`.
     """
+    found = _loaded(model, task, given, shape)
+    for one in () if found is None else found:
+        if one is not None and "resized to" in one.name:
+            typer.echo(f"note: pictures of {one.name}", err=True)
+    return found
+
+
+def _loaded(
+    model: Path, task: str, given: Mapping[str, Any], shape: tuple[int, ...] | None
+) -> tuple[ImageSet, ImageSet | None] | None:
+    from engram.data.catalog import sized
     from engram.data.choice import labelled
     from engram.data.sets import largest
 
     asked, root = AskedData.of(given), given["data_root"]
     held_out, held_out_n = given["held_out"], given["held_out_n"]
+    if held_out not in (None, NO_CONTROL):
+        held_out = sized(held_out, shape)
     if asked.data is None and not asked.with_data:
         control = {"--held-out": held_out, "--held-out-n": held_out_n}
         control["--mean"] = None if given["mean"] == "auto" else given["mean"]
@@ -111,12 +128,12 @@ def loaded_records(model: Path, task: str, given: Mapping[str, Any]) -> tuple[Im
             raise ConfigError(
                 "--data-seed chooses -n records at random, but all are taken; give -n or leave it out"
             )
-        train = labelled(asked.data, asked.labels_for(task), asked.classes, root)
+        train = labelled(sized(asked.data, shape), asked.labels_for(task), asked.classes, root)
         if held_out == NO_CONTROL:
             return train, None
         others = labelled(held_out, asked.labels_for(task), asked.classes, root)
         return train, others if held_out_n is None else others.first(held_out_n)
-    choice = asked.choice(model, task)
+    choice = asked.choice(model, task, shape)
     assert choice is not None
     if held_out is None:
         split = choice.load(root, held_out=held_out_n)

@@ -79,7 +79,7 @@ def inspect(
         data_seed=data_seed,
         with_data=with_data,
     )
-    choice = asked.choice(model, view.task.name)
+    choice = asked.choice(model, view.task.name, view.input_shape)
     if choice is None and n is not None and view.dense is None:
         raise ConfigError("-n alone counts equations, which is not done with convolutions; leave it out")
     split = None if choice is None else choice.load(data_root)
@@ -100,6 +100,7 @@ def inspect(
                 progress=progress,
             )
     verdict = judge(description, examination)
+    opt.show_notes(view)
     if as_json:
         record = inspection_record(view, description, verdict, examination)
         typer.echo(json.dumps({"model": str(model), **record}, indent=2, allow_nan=False))

@@ -81,7 +81,8 @@ def membership(
     given = remembered(context, out, resume=resume)
     module, view = opened(model, given)
     meaning = given["task"] if view is None else view.task.name
-    records = loaded_records(model, meaning or "multiclass", given)
+    shape = None if view is None else view.input_shape
+    records = loaded_records(model, meaning or "multiclass", given, shape)
     if records is None:
         raise ConfigError("there are no records to ask about; give --data and --held-out, or --with-data")
     asked = {**given, "task": meaning, "input_shape": None if view is None else view.input_shape}
@@ -130,6 +131,8 @@ def ask(
     if control is None:
         raise ConfigError("without a control no score means anything; give held-out records with --held-out")
     remember(given if options is None else options, out, resume=resume)
+    if view is not None:
+        opt.show_notes(view)
     with progress_bar() as progress:
         report = run_membership(
             module.to(opt.check_device(device)),

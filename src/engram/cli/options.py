@@ -35,7 +35,12 @@ ModelCode = Annotated[
     ),
 ]
 DataName = Annotated[
-    str | None, typer.Option("--data", help="A name from `engram data list`, npz:PATH or folder:PATH.")
+    str | None,
+    typer.Option(
+        "--data",
+        help="A name from `engram data list`, npz:PATH or folder:PATH, whose pictures are resized to the model's "
+        "input (folder:PATH@3x32x32 names another size).",
+    ),
 ]
 Number = Annotated[
     int | None,
@@ -148,14 +153,17 @@ OPENING = ("input_shape", "task", "arch", "activation", "normalize", "head")
 """The options of a command that say how a model is opened."""
 
 
-def opened_view(model: Path, given: Mapping[str, Any], *, quiet: bool = False) -> AttackerView[Network]:
-    """The model as a command's options describe it; what was assumed to read it is printed."""
+def opened_view(model: Path, given: Mapping[str, Any]) -> AttackerView[Network]:
+    """The model as a command's options describe it."""
     from engram.models.open.door import open_view
 
-    view = open_view(model, **{name: given.get(name) for name in OPENING})
-    for note in () if quiet else view.notes:
+    return open_view(model, **{name: given.get(name) for name in OPENING})
+
+
+def show_notes(view: AttackerView[Network]) -> None:
+    """What was assumed or done to read the model, once nothing else is wrong."""
+    for note in view.notes:
         typer.echo(f"note: {note}", err=True)
-    return view
 
 
 def parse_widths(text: str) -> tuple[int, ...]:

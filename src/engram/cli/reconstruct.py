@@ -96,6 +96,7 @@ def reconstruct(
         resume_from=out if resume else None,
     )
     remember(given, out, resume=resume)
+    opt.show_notes(view)
     with progress_bar() as progress:
         found, solution = attack(
             chosen,

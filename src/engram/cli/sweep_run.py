@@ -63,7 +63,7 @@ class Opening:
     def opened(self, model: Path, directory: Path) -> tuple[Sweep, Split | None]:
         """The sweep of a model, and the data to score its result with."""
         view = self._view(model)
-        choice = self.data.choice(model, view.task.name)
+        choice = self.data.choice(model, view.task.name, view.input_shape)
         if choice is None and self.oracle:
             choice = card_data(model, "--oracle")
         data = None if choice is None else choice.load(self.data_root)

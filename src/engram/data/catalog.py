@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,6 +95,7 @@ def load(name: str, *, root: Path | None = None, train: bool = True) -> ImageSet
         from engram.data.readers import READERS  # here, so that listing the catalogue does not import torch
 
         return READERS[name](data_root(root), train)
+    name, sides = split_size(name)
     kind, path = _own_data(name)
     require(train, "train", f"must be True for {kind}:{path}, which has no test split", train)
     if kind == "npz":
@@ -102,7 +104,35 @@ def load(name: str, *, root: Path | None = None, train: bool = True) -> ImageSet
         return load_npz(path)
     from engram.data.own_files import load_folder
 
-    return load_folder(path)
+    return load_folder(path, sides)
+
+
+_SIZE = re.compile(r"^(?P<name>.+)@(?P<sides>[0-9]{1,5}x[0-9]{1,5}x[0-9]{1,5})$")
+
+
+def split_size(name: str) -> tuple[str, tuple[int, ...] | None]:
+    """The size that pictures of a folder are resized to, as written after an @.
+
+    >>> split_size("folder:photos@3x32x32"), split_size("folder:photos")
+    (('folder:photos', (3, 32, 32)), ('folder:photos', None))
+    """
+    found = _SIZE.match(name)
+    if found is None:
+        return name, None
+    return found["name"], tuple(int(side) for side in found["sides"].split("x"))
+
+
+def sized(name: str, shape: tuple[int, ...] | None) -> str:
+    """The name of a folder with the size that its pictures should have, unless it has one; other names as they
+    are.
+
+    >>> sized("folder:photos", (3, 32, 32)), sized("cifar10", (3, 32, 32))
+    ('folder:photos@3x32x32', 'cifar10')
+    """
+    is_folder = name.startswith("folder:") or (name not in CATALOG and Path(name).expanduser().is_dir())
+    if shape is None or len(shape) != 3 or not is_folder or split_size(name)[1] is not None:
+        return name
+    return f"{name}@{'x'.join(map(str, shape))}"
 
 
 def default_labels(name: str, *, own_classes: bool = False) -> str:

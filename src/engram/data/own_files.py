@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from engram.core.errors import DataError
@@ -20,6 +20,7 @@ from engram.core.files import aligned
 from engram.data.sets import ImageSet, numbered, to_unit, within_bound
 
 Array = np.ndarray[Any, np.dtype[Any]]
+ORIENTATION = 0x0112  # the EXIF tag that says how the camera was held
 MAX_CLASSES = 10_000  # larger labels are identifiers, not classes
 _CURE = "write it with numpy.savez(path, images=..., labels=...)"
 
@@ -75,10 +76,14 @@ def _unit(path: Path, images: Array) -> Tensor:
         if images.size and not np.abs(images).max() <= np.finfo(np.float32).max:  # written so that NaN fails too
             raise DataError(f"{path}: vectors must be finite in float32; remove or scale such values")
         return aligned(torch.from_numpy(images.astype(np.float32)))
-    if images.size and not (images.min() >= 0 and images.max() <= 1):  # written so that NaN fails too
+    low, high = (float(images.min()), float(images.max())) if images.size else (0.0, 1.0)
+    if low >= 0 and 1 < high <= 255 and high > 2:  # bytes as floats
+        return aligned(torch.from_numpy((images / 255).astype(np.float32)))
+    if not (low >= 0 and high <= 1):  # written so that NaN fails too
         raise DataError(
-            f"{path}: float images must lie in [0, 1], got {images.min()}..{images.max()}; "
-            f"scale them, or save bytes as uint8"
+            f"{path}: float images must lie in [0, 1], got {low:.4g}..{high:.4g}. If they are normalised already, "
+            "save the pixels themselves and give the normalisation with --normalize; in Python, engram.membership "
+            "takes inputs as they are"
         )
     return aligned(torch.from_numpy(images.astype(np.float32)))
 
@@ -100,14 +105,16 @@ def _channels_first(path: Path, images: Tensor) -> Tensor:
 
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
-_GRAY = frozenset({"1", "L", "LA"})
-_COLOUR = frozenset({"P", "RGB", "RGBA", "CMYK", "YCbCr"})
+_GRAY = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "F"})
+MAX_SIDE = 16_384
 
 
-def load_folder(path: Path) -> ImageSet:
-    """Read subfolders (classes) and their pictures, sorted by name.
+def load_folder(path: Path, shape: tuple[int, ...] | None = None) -> ImageSet:
+    """Read subfolders (classes) and their pictures, sorted by name, as a person sees them.
 
-    Images are [n, 1, H, W] if all pictures are gray, else [n, 3, H, W].
+    They are turned as their camera says, and transparent parts are white. With a shape [C, H, W] they are resized
+    to it, like torchvision's Resize; without one they must have one size, and images are [n, 1, H, W] if all
+    pictures are gray, else [n, 3, H, W].
     """
     if not path.is_dir():
         raise DataError(f"there is no folder {path}; check the path")
@@ -115,14 +122,32 @@ def load_folder(path: Path) -> ImageSet:
     files = [(file, label) for label, sub in enumerate(classes) for file in _pictures(sub)]
     if not files:
         raise DataError(f"{path} contains no classes; put the pictures of each class into its own subfolder")
-    mode = _common_mode([file for file, _ in files])
-    pixels = []
-    for file, _ in files:
+    channels, height, width, is_resized = _common_form([file for file, _ in files], shape)
+    pixels = np.empty((len(files), height, width, channels), np.float32)
+    for place, (file, _) in enumerate(files):
         with _opened(file) as picture:
-            pixels.append(np.asarray(picture.convert(mode)).reshape(picture.height, picture.width, -1))
-    images = to_unit(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
+            pixels[place] = _seen(picture, channels, (width, height))
+    images = aligned(torch.from_numpy(pixels)).permute(0, 3, 1, 2).contiguous()
     labels = torch.tensor([label for _, label in files])
-    return ImageSet(images, labels, path.resolve().name, tuple(sub.name for sub in classes))
+    note = f", resized to {channels}x{height}x{width}" if is_resized else ""
+    return ImageSet(images, labels, path.resolve().name + note, tuple(sub.name for sub in classes))
+
+
+def _seen(picture: Image.Image, channels: int, size: tuple[int, int]) -> Array:
+    """Pixels [H, W, C] in [0, 1] of a picture as a person sees it, in that size."""
+    picture = ImageOps.exif_transpose(picture)
+    if picture.mode.startswith("I") or picture.mode == "F":  # 16 bits a pixel, which convert() would cut off
+        values = np.asarray(picture, np.float32)
+        depth = 65535.0 if values.max() > 255 else 255.0
+        picture = Image.fromarray(np.clip(values / depth * 255, 0, 255), "F")
+    elif picture.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in picture.info:
+        above = picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", above.size, "white"), above)
+    if picture.mode != "F" or channels == 3:
+        picture = picture.convert("RGB" if channels == 3 else "L")
+    if picture.size != size:
+        picture = picture.resize(size, Image.Resampling.BILINEAR)
+    return np.asarray(picture, np.float32).reshape(size[1], size[0], channels) / np.float32(255)
 
 
 def _pictures(folder: Path) -> list[Path]:
@@ -133,23 +158,32 @@ def _pictures(folder: Path) -> list[Path]:
     return found
 
 
-def _common_mode(files: list[Path]) -> str:
-    """Read only headers, so that a wrong size or depth is reported before anything is decoded."""
-    colour, first_size = False, (0, 0)
+def _common_form(files: list[Path], shape: tuple[int, ...] | None) -> tuple[int, int, int, bool]:
+    """Channels, height and width of all pictures, and whether any is resized to it.
+
+    Only headers are read, so that a wrong size is reported before anything is decoded.
+    """
+    colour = False
+    sizes: dict[tuple[int, int], Path] = {}
     for file in files:
         with _opened(file) as picture:
-            if picture.mode not in _GRAY | _COLOUR:
-                raise DataError(f"{file} has pixels of type {picture.mode}; convert it to 8-bit gray or RGB")
-            first_size = picture.size if file is files[0] else first_size
-            if picture.size != first_size:
-                width, height = picture.size
-                raise DataError(
-                    f"pictures must all have the same size: {file} is {width}×{height} but {files[0].name} is "
-                    f"{first_size[0]}×{first_size[1]}; resize them, e.g. with `mogrify -resize WxH!`"
-                )
-            colour |= picture.mode in _COLOUR
-    within_bound(str(files[0].parent.parent), [len(files), 3 if colour else 1, *first_size])
-    return "RGB" if colour else "L"
+            if max(picture.size) > MAX_SIDE:
+                raise DataError(f"{file} is {picture.width}x{picture.height}; resize it to {MAX_SIDE} at most")
+            turned = picture.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8)
+            sizes.setdefault((picture.height, picture.width) if not turned else picture.size, file)
+            colour |= picture.mode not in _GRAY
+    if shape is None:
+        if len(sizes) > 1:
+            (one, first), (other, second) = list(sizes.items())[:2]
+            raise DataError(
+                f"pictures must all have the same size: {second} is {other[1]}x{other[0]} but {first.name} is "
+                f"{one[1]}x{one[0]}; give the size to resize them to, e.g. folder:PATH@3x32x32"
+            )
+        shape = (3 if colour else 1, *next(iter(sizes)))
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise DataError(f"pictures have 1 or 3 channels, a height and a width; they can't become {shape}")
+    within_bound(str(files[0].parent.parent), [len(files), *shape, 4])
+    return shape[0], shape[1], shape[2], list(sizes) != [tuple(shape[1:])]
 
 
 @contextmanager

@@ -20,9 +20,9 @@ from engram.models.architecture import Architecture, AvgPool, Conv, Dense, Flatt
 from engram.models.row_space import RowSpace, first_layer_space
 
 SUPPORTED = (
-    "fully-connected networks with one kind of activation and with one output (binary, regression) or one per "
-    "class, saved as a state_dict (.pt, .pth, .safetensors), .pt2, .onnx, .keras, .h5 or .skops. Any other "
-    "PyTorch model can be audited for membership: engram membership --model-code, in Python engram.membership(module, ...)"
+    "fully-connected networks with one kind of activation, and one output (binary, regression) or one per class, "
+    "saved as a state_dict (.pt, .pth, .safetensors), .pt2, .onnx, .keras, .h5 or .skops. Any other PyTorch model "
+    "can be audited for membership: engram membership --model-code, in Python engram.membership(module, ...)"
 )
 
 

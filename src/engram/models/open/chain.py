@@ -43,6 +43,10 @@ SUPPORTED = (
 )
 
 
+class UnlikeError(Exception):
+    """A setting of an operation that no layer here has; the message says which."""
+
+
 @dataclass(frozen=True, eq=False)
 class Weighted:
     """A fully-connected layer [out, in] or a convolution [out, in / groups, k, k], with its bias [out] or None."""

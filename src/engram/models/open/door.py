@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from engram.core import files
 from engram.core.errors import CheckpointError, ConfigError, UnsupportedModelError
-from engram.models.activations import RELU, activation_named
+from engram.models.activations import activation_named
 from engram.models.architecture import Architecture
 from engram.models.networks import SUPPORTED, ConvNetwork, Network
 from engram.models.open.chain import ReadNetwork
@@ -65,7 +65,7 @@ def open_view(
     read = _network(model, card, shape, arch, head)
     network, normalization = read.network, read.normalization
     if activation is not None:
-        network = _with_activation(network, activation, model)
+        network = _with_activation(read, activation, model)
     found = shape or card.input_shape or network.input_shape or read.input_shape
     if not found:
         inputs = network.sizes[0]
@@ -195,18 +195,31 @@ ACTIVATIONS = (
 )
 
 
+def _outputs(module: nn.Module, probes: Tensor) -> Tensor:
+    """The module's outputs [n, outputs] in eval mode, for images [n, *shape] or, if it can't take those, flat."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    reasons = []
+    try:
+        for given in (probes, probes.flatten(1)):
+            try:
+                outputs: Tensor = module(given)
+                return outputs.reshape(len(probes), -1).double().cpu()
+            except Exception as error:  # a module may raise anything
+                reasons.append(str(error))
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+    shape = "x".join(map(str, probes.shape[1:]))
+    raise ConfigError(f"the module can't take inputs of {shape}: {reasons[0]}")
+
+
 @torch.no_grad()
 def _agreeing(module: nn.Module, read: ReadNetwork, shape: tuple[int, ...]) -> ReadNetwork:
     """The network with the activation that gives the module's own outputs; an error if none does."""
     example = next(module.parameters())
     probes = torch.randn(16, *shape, generator=torch.Generator().manual_seed(0)).to(example)
-    was_training = module.training
-    try:
-        own = module.eval()(probes).reshape(16, -1).double().cpu()
-    except Exception as error:  # a module may raise anything
-        raise ConfigError(f"the module can't take inputs of {'x'.join(map(str, shape))}: {error}") from error
-    finally:
-        module.train(was_training)
+    own = _outputs(module, probes)
     kinds = (
         [read.network.activation] if isinstance(read.network, ConvNetwork) else map(activation_named, ACTIVATIONS)
     )
@@ -222,16 +235,14 @@ def _agreeing(module: nn.Module, read: ReadNetwork, shape: tuple[int, ...]) -> R
     )
 
 
-def _with_activation(network: Network, name: str, model: Model) -> Network:
-    """The network with the activation of that name; a network that specifies its own must agree."""
-    chosen = activation_named(name)
-    specifies = isinstance(network, ConvNetwork) or isinstance(model, Network) or network.activation != RELU
-    if specifies and network.activation != chosen:
+def _with_activation(read: ReadNetwork, name: str, model: Model) -> Network:
+    """The network with the activation of that name; a model that specifies its own must agree."""
+    chosen, own = activation_named(name), read.network.activation
+    if own != chosen and not read.is_assumed:
         raise ConfigError(
-            f"{model_name(model)} specifies {network.activation} as its activation, not {chosen}; leave "
-            "--activation out"
+            f"{model_name(model)} specifies {own} as its activation, not {chosen}; leave --activation out"
         )
-    return replace(network, activation=chosen)
+    return replace(read.network, activation=chosen)
 
 
 def _layers(

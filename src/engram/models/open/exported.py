@@ -21,12 +21,8 @@ from engram.core.files import BROKEN, open_archive
 from engram.models.activations import DEFAULT_LEAK, Leaky, activation_named
 from engram.models.architecture import Architecture, AvgPool, Flatten, MaxPool, Nonlinearity
 from engram.models.networks import ConvNetwork
-from engram.models.open.chain import SUPPORTED, Affine, ReadNetwork, Step, Weighted, assembled
+from engram.models.open.chain import SUPPORTED, Affine, ReadNetwork, Step, UnlikeError, Weighted, assembled
 from engram.models.open.state_dict import listed, unreadable_values
-
-
-class UnlikeError(Exception):
-    """An argument that a plain layer does not support."""
 
 
 def sizes_of(meta: Any) -> tuple[int, ...]:

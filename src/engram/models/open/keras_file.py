@@ -27,6 +27,7 @@ from engram.models.open.chain import (
     Affine,
     ReadNetwork,
     Step,
+    UnlikeError,
     Weighted,
     assembled,
     channels_first_columns,
@@ -38,10 +39,6 @@ MAGIC = b"\x89HDF\r\n\x1a\n"
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 MAX_CONFIG = 64 * 1024**2
 MAX_LAYERS = 256
-
-
-class UnlikeError(Exception):
-    """A setting of a layer that is not supported."""
 
 
 def is_keras(path: Path) -> bool:

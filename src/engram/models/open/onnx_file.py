@@ -19,7 +19,7 @@ from engram.core.errors import CheckpointError, UnsupportedModelError, optional
 from engram.core.files import aligned
 from engram.models.activations import Leaky, activation_named
 from engram.models.architecture import AvgPool, Flatten, MaxPool, Nonlinearity, Shape
-from engram.models.open.chain import SUPPORTED, Affine, ReadNetwork, Step, Weighted, assembled
+from engram.models.open.chain import SUPPORTED, Affine, ReadNetwork, Step, UnlikeError, Weighted, assembled
 from engram.models.open.state_dict import listed
 
 CURE = "export it again with torch.onnx.export(model.eval(), ...)"
@@ -30,10 +30,6 @@ AT_THE_END = frozenset({"Softmax", "LogSoftmax", "Sigmoid", "ArgMax", "ZipMap", 
 """What turns outputs into probabilities and labels: the task implies it."""
 READABLE = {1: np.float32, 10: np.float16, 11: np.float64}
 WHOLE = {6: np.int32, 7: np.int64}
-
-
-class UnlikeError(Exception):
-    """A setting of an operation that a plain layer does not have."""
 
 
 def onnx_network(path: Path, *, max_bytes: int) -> ReadNetwork:
