@@ -536,7 +536,7 @@ def difference(made: Made, options: list[str]) -> float | None:
     given = dict(zip(options[::2], options[1::2], strict=True))
     names = {"--input-shape": "input_shape", "--arch": "arch", "--activation": "activation",
              "--normalize": "normalize", "--head": "head"}  # fmt: skip
-    view = open_view(made.path, **{own: given[name] for name, own in names.items() if name in given})
+    view = open_view(made.path, **{own: given[name] for name, own in names.items() if name in given})  # type: ignore[arg-type]
     torch.manual_seed(1)
     pixels = torch.rand(20, *view.input_shape)
     inputs = pixels

@@ -225,6 +225,7 @@ def _record(directory: Path, chosen: Attack, model: str, solution: Solution | No
         "architecture": view.network.architecture.text if isinstance(view.network, ConvNetwork) else None,
         "activation": str(view.network.activation),
         "head": view.head,
+        "base": view.base,
         "normalization": None if view.normalization is None else view.normalization.text,
         "input_shape": list(view.input_shape),
         "task": view.task.name,

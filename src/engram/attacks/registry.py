@@ -119,6 +119,7 @@ def _resumed(
         ("activation", str(view.network.activation)),
         ("normalization", None if known is None else known.text),
         ("head", view.head),
+        ("base", view.base),
     ):
         if here != record.get(name, here):
             refuse_difference(name, here, record[name], where)

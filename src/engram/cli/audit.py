@@ -45,6 +45,8 @@ def audit(
     activation: opt.ActivationName = None,
     normalize: opt.Normalize = None,
     head: opt.Head = None,
+    base: opt.Base = None,
+    base_seed: opt.BaseSeed = None,
     task: opt.TaskName = None,
     data: opt.DataName = None,
     n: opt.Number = None,

@@ -37,6 +37,8 @@ def inspect(
     activation: opt.ActivationName = None,
     normalize: opt.Normalize = None,
     head: opt.Head = None,
+    base: opt.Base = None,
+    base_seed: opt.BaseSeed = None,
     task: opt.TaskName = None,
     data: opt.DataName = None,
     n: opt.Number = None,
@@ -70,7 +72,9 @@ def inspect(
 
     require(plot is None or plot.suffix == ".png", "--plot", "must end in .png", str(plot))
     opening = {"input_shape": input_shape, "task": task, "arch": arch, "activation": activation}
-    view = opt.opened_view(model, {**opening, "normalize": normalize, "head": head})
+    view = opt.opened_view(
+        model, {**opening, "normalize": normalize, "head": head, "base": base, "base_seed": base_seed}
+    )
     asked = AskedData(
         data=data,
         n=n if data is not None or with_data else None,

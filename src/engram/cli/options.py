@@ -130,6 +130,16 @@ Classes = Annotated[
 DataSeed = Annotated[
     int | None, typer.Option("--data-seed", help="Choose images at random; default: the first of each class.")
 ]
+Base = Annotated[
+    Path | None,
+    typer.Option(
+        "--base", help="The model that training started from, if it is public: its weights tell the rest."
+    ),
+]
+BaseSeed = Annotated[
+    int | None,
+    typer.Option("--base-seed", help="The seed with which PyTorch made the layers, if it is public."),
+]
 WithData = Annotated[
     bool, typer.Option("--with-data", help="Take the data from the card of a model that engram trained.")
 ]
@@ -149,7 +159,7 @@ SnapshotEvery = Annotated[
 ]
 
 
-OPENING = ("input_shape", "task", "arch", "activation", "normalize", "head")
+OPENING = ("input_shape", "task", "arch", "activation", "normalize", "head", "base", "base_seed")
 """The options of a command that say how a model is opened."""
 
 
@@ -249,6 +259,8 @@ IN_THE_RECORD = {
     "activation",
     "normalize",
     "head",
+    "base",
+    "base_seed",
     "task",
     "recipe",
     "candidates",

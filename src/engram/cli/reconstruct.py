@@ -31,6 +31,8 @@ def reconstruct(
     activation: opt.ActivationName = None,
     normalize: opt.Normalize = None,
     head: opt.Head = None,
+    base: opt.Base = None,
+    base_seed: opt.BaseSeed = None,
     task: opt.TaskName = None,
     recipe: Annotated[
         str | None,

@@ -244,7 +244,8 @@ def membership_tests(
                 not for smooth activations, which have no boundary
     dual        the record's lambda_i >= 0 in the best fit of the first layer by all records, held-out too
     layers      matched filter and pooled fit at every layer, combined as a mixture
-    combined    layers and boundaries, combined in the same way
+    span        if the start of training is known: how little of the record lies outside the span of its update
+    combined    layers and boundaries, combined in the same way; the span alone, where there is one: it is exact
     loss        minus the record's loss: what an attacker without the weights would threshold
     """
     for name, one in (("train", train), ("held_out", held_out)):
@@ -263,6 +264,8 @@ def membership_tests(
         centred = torch.arange(own.shape[1] + 1) < own.shape[1]
         # not the dual, which says what the pooled fit of the first layer says: two like scores blur the mixture
         scores["combined"] = combine(torch.cat([own, scores["boundaries"].log1p()[:, None]], 1), centred).scores
+    if view.update is not None:
+        scores["span"] = scores["combined"] = -view.update.outside(inputs).clamp(min=1e-12).log()
     scores["loss"] = -_losses(view, inputs, labels)
     n = len(train[0])
     tests = [MembershipTest(name, all_[:n], all_[n:], roc(all_[:n], all_[n:])) for name, all_ in scores.items()]

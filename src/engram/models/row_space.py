@@ -23,6 +23,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -319,3 +320,99 @@ def first_layer_space(weight: Tensor, input_shape: tuple[int, ...]) -> RowSpace:
         return find_row_space(weight)
     channels, height, width = input_shape
     return find_image_space(weight, (channels, height, width))
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What training added to a first layer whose start is known: D = [W b] - c [W(0) b(0)].
+
+    Plain descent adds a multiple of some [x_i; 1]ᵀ to every row at every step, and weight decay shrinks all of it,
+    so D has one direction for every sample that training used, and nothing else. Adam's steps are not of this
+    form.
+    """
+
+    kept: float
+    """c: what weight decay left of the start."""
+    rows: Tensor
+    """[h, d]."""
+    bias: Tensor | None
+    """[h]."""
+    samples: int
+    """The rank of D: how many samples training used; of centred inputs without a bias one fewer is seen."""
+    gap: float
+    """How far the last direction stands above the next, which is rounding."""
+    directions: Tensor
+    """Orthonormal rows that span D, [samples, d (+1)]."""
+
+    def to(self, device: torch.device | str) -> Update:
+        moved = None if self.bias is None else self.bias.to(device)
+        return replace(self, rows=self.rows.to(device), bias=moved, directions=self.directions.to(device))
+
+    def scaled(self, factor: float) -> Update:
+        """The update of a layer with factor W."""
+        return replace(self, rows=factor * self.rows)
+
+    @cached_property
+    def space(self) -> RowSpace:
+        """The span of the training inputs, exactly."""
+        values, directions = decompose(self.rows.double())
+        rounding = max(float(values[self.samples]), SMALLEST * float(values[0]))
+        found = int((values[: self.samples] > CLEAR_GAP * rounding).sum())
+        return RowSpace(directions[:found].to(self.rows.dtype), values[:found], found, values, 0.0, rounding)
+
+    @property
+    def parameters(self) -> Tensor:
+        """D, with the bias as its last column if there is one."""
+        return self.rows if self.bias is None else torch.cat([self.rows, self.bias[:, None]], 1)
+
+    def outside(self, inputs: Tensor) -> Tensor:
+        """The share of the energy of [x; 1] outside the span of the training samples, [n], for inputs [n, d]."""
+        points = inputs.double()
+        if self.bias is not None:
+            points = torch.cat([points, points.new_ones(len(points), 1)], 1)
+        inside = points @ self.directions.double().T
+        energy = points.square().sum(1).clamp(min=torch.finfo(points.dtype).tiny)
+        left = (points - inside @ self.directions.double()).square().sum(1)
+        return left / energy
+
+
+MOST_OF_A_LAYER = 0.5
+"""Training is assumed to have used fewer samples than this share of a layer's rank."""
+CLEAR_GAP = 5.0
+"""The last direction of an update stands at least this many times above rounding."""
+FITS = 4
+
+
+def find_update(
+    weight: Tensor, bias: Tensor | None, start: Tensor, start_bias: Tensor | None
+) -> tuple[float, Update | None]:
+    """c and D of a layer [h, d] from its start [h, d]; D is None if it is not of low rank, as after Adam.
+
+    c is fitted where training wrote nothing: outside the strongest directions of D, on both sides.
+    """
+    now, then = (
+        (part if vector is None else torch.cat([part, vector[:, None]], 1)).double()
+        for part, vector in ((weight, bias), (start, start_bias))
+    )
+    kept = float((now * then).sum() / then.square().sum())
+    for _ in range(FITS):
+        left, _, right = torch.linalg.svd(now - kept * then, full_matrices=False)
+        strong = int(MOST_OF_A_LAYER * len(right))
+        left, right = left[:, :strong], right[:strong]
+        quiet_now, quiet_then = (_without(one, left, right) for one in (now, then))
+        kept = float((quiet_now * quiet_then).sum() / quiet_then.square().sum())
+    update = now - kept * then
+    values, directions = decompose(update)
+    ratios = values[:-1] / values[1:].clamp(min=torch.finfo(values.dtype).tiny)
+    ratios = ratios[: int(MOST_OF_A_LAYER * len(values))]
+    samples, gap = int(ratios.argmax()) + 1, float(ratios.max())
+    if gap < CLEAR_GAP:
+        return kept, None
+    rows, added = (update, None) if bias is None else (update[:, :-1].to(weight), update[:, -1].to(weight))
+    return kept, Update(kept, rows.to(weight), added, samples, gap, directions[:samples])
+
+
+def _without(matrix: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """A matrix without its part in the spans of orthonormal columns [h, k] and rows [k, d]."""
+    matrix = matrix - left @ (left.T @ matrix)
+    return matrix - (matrix @ right.T) @ right

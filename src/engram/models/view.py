@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engram.core.errors import ConfigError, UnsupportedModelError, require
 from engram.models.networks import SUPPORTED, ConvNetwork, DenseNetwork, N, N_co
+from engram.models.row_space import Update
 from engram.models.tasks import Task
 
 
@@ -133,6 +134,10 @@ class AttackerView(Generic[N_co]):
     """The prefix of the tensors that were read, if only a part of a larger model was."""
     is_assumed: bool = False
     """Whether the activation is a guess."""
+    base: str | None = None
+    """Where the start of training is known from."""
+    update: Update | None = None
+    """What training added to the first layer, if its start is known."""
     notes: tuple[str, ...] = ()
     """What was assumed or done to read the model."""
 
@@ -161,7 +166,8 @@ class AttackerView(Generic[N_co]):
 
     def to(self, device: torch.device | str) -> AttackerView[N_co]:
         """The same view with the weights on a device."""
-        return replace(self, network=self.network.to(device=device))
+        update = None if self.update is None else self.update.to(device)
+        return replace(self, network=self.network.to(device=device), update=update)
 
     @property
     def dense(self) -> AttackerView[DenseNetwork] | None:

@@ -214,11 +214,11 @@ class Engine(EngineIteration[DenseNetwork]):
         dense = self.view.dense
         if dense is None:
             raise ConfigError(f"{self.view.network.name} has convolutions; create the attack with `make_attack`")
-        network, scale = dense.network.bare, self._scale
+        network, scale, update = dense.network.bare, self._scale, dense.update
         if scale != 1:
             network.row_space(dense.input_shape)  # found once, for the description too
-            network = network.scaled(scale)
-        return replace(dense, network=network, task=dense.task.with_all_duals())
+            network, update = network.scaled(scale), None if update is None else update.scaled(scale)
+        return replace(dense, network=network, update=update, task=dense.task.with_all_duals())
 
     @cached_property
     def _scale(self) -> float:
@@ -301,7 +301,11 @@ class Engine(EngineIteration[DenseNetwork]):
     def _noisy_rows(self) -> tuple[Frequencies, Tensor] | None:
         """The first layer over frequencies, computed once for all starts, if most of it is noise; else None."""
         weight, shape = self.posed.network.weights[0], self.posed.input_shape
-        if len(shape) != 3 or not mostly_noise(weight, self.scales.space.noise_std):
+        if (
+            self.posed.update is not None
+            or len(shape) != 3
+            or not mostly_noise(weight, self.scales.space.noise_std)
+        ):
             return None
         frequencies = Frequencies.of(shape)
         return frequencies, frequencies.coefficients(weight.double())

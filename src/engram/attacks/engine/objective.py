@@ -162,7 +162,7 @@ class Objective:
         At its minimum in s the value depends on p only through the residual: dF/dp = -2 s M (w - s p).
         """
         pulled = metric(predicted)
-        weights = parameters(self.scales.network, 0)
+        weights = self.scales.target
         overlap, square = (pulled * weights).sum(1), (pulled * predicted).sum(1)
         gain = gains(overlap, square, metric.energies)
         value = metric.energies - 2 * gain * overlap + gain.square() * square
@@ -172,7 +172,7 @@ class Objective:
     def unexplained(self, state: State) -> Tensor:
         """What is left of each neuron at its best gain, ||w_k - s_k p_k||² / ||w_k||², [h]."""
         predicted = self.passes(state["latents"], state["duals"], state["labels"]).explained
-        weights = parameters(self.scales.network, 0)
+        weights = self.scales.target
         gain = gains((weights * predicted).sum(1), predicted.square().sum(1), weights.square().sum(1))
         left = weights - gain[:, None] * predicted
         return left.square().sum(1) / row_energies(weights)
@@ -180,7 +180,7 @@ class Objective:
     def metric(self, latents: Tensor, duals: Tensor) -> Metric:
         """Scaled so that candidates that explain nothing have loss 1."""
         network, room = self.scales.network, self.settings.room
-        weights = parameters(network, 0)
+        weights = self.scales.target
         entering = with_constant(latents, network.biases[0])
         used = first_gates(network, latents, self.scales.slope)
         if not network.activation.has_kink:
@@ -194,10 +194,12 @@ class Objective:
     def margin(self, margins: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
         """Squared distance of margin / gamma from [1 - tolerance, 1 + tolerance], weighted by the duals.
 
-        gamma = ||[W_1 b_1]||² / sum lambda, as the first layer is homogeneous. Value, and gradient in margins [m].
+        gamma = ||[W_1 b_1]||² / sum lambda, as the outputs are linear in the first layer. Value, and gradient in
+        margins [m].
         """
         sizes = self.task.sample_duals(duals).abs()
-        gamma = parameters(self.scales.network, 0).square().sum() / self.total(sizes)
+        own, update = parameters(self.scales.network, 0), self.scales.update
+        gamma = (own.square().sum() if update is None else (own * update).sum().abs()) / self.total(sizes)
         excess = margins / gamma - 1
         outside = excess - excess.clamp(-self.settings.margin_tolerance, self.settings.margin_tolerance)
         share = self.settings.margin_weight * self.shares(duals)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from engram.attacks.engine.closed_form import parameters
 from engram.attacks.settings import EngineSettings
@@ -57,12 +58,19 @@ class Scales:
     latent_std: float
     slope: float
     dual: float
+    update: Tensor | None = None
+    """What training added to the first layer, [h, r (+1)], if its start is known."""
+
+    @property
+    def target(self) -> Tensor:
+        """What the candidates must explain: the update, or else all of the first layer's parameters."""
+        return parameters(self.network, 0) if self.update is None else self.update
 
 
 def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
     """Rotate the first layer into its row space and measure the scales there."""
-    network = view.network
-    space = network.row_space(view.input_shape)
+    network, update = view.network, view.update
+    space = network.row_space(view.input_shape) if update is None else update.space
     # In float64 and then rounded, like the decomposition.
     inner = network.weights[0].double() @ space.basis.double().T
     reduced = network.with_params({**network.params, "layers.0.weight": inner})
@@ -78,7 +86,13 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
     candidates = settings.candidates or candidates_for(rank)
     candidates += -candidates % view.task.label_count
     margin = MARGIN_PER_SPREAD * float(outputs.std().clamp(min=1e-12))
-    norm = float(parameters(reduced, 0).square().sum())
+    own, written = parameters(reduced, 0), None
+    if update is not None:
+        written = update.rows.double() @ space.basis.double().T
+        written = written if update.bias is None else torch.cat([written, update.bias[:, None].double()], 1)
+        written = written.to(own)
+    # sum_i lambda_i margin_i, as the outputs are linear in the layer
+    norm = float(own.square().sum() if written is None else (own * written).sum().abs())
     return Scales(
         network=reduced,
         space=space,
@@ -86,6 +100,7 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
         latent_std=latent_std,
         slope=SOFTNESS / float(excited.std().clamp(min=1e-12)),
         dual=norm / (margin * candidates),
+        update=written,
     )
 
 

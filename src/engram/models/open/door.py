@@ -18,10 +18,11 @@ from engram.core import files
 from engram.core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engram.models.activations import activation_named
 from engram.models.architecture import Architecture
-from engram.models.networks import SUPPORTED, ConvNetwork, Network
+from engram.models.networks import SUPPORTED, ConvNetwork, DenseNetwork, Network
 from engram.models.open.chain import ReadNetwork
 from engram.models.open.files import network_of, read_model
 from engram.models.open.sklearn_model import Estimator, estimator_network, is_estimator
+from engram.models.row_space import find_update
 from engram.models.tasks import infer_task, task_named
 from engram.models.view import AttackerView, Normalization
 
@@ -46,6 +47,8 @@ def open_view(
     activation: str | None = None,
     normalize: Any = None,
     head: str | None = None,
+    base: Model | None = None,
+    base_seed: int | None = None,
 ) -> AttackerView[Network]:
     """What an attacker sees of a model.
 
@@ -57,6 +60,8 @@ def open_view(
     activation   between the layers, which a state_dict does not say, e.g. "gelu"; default: "relu"
     normalize    what is done to pixels first: "imagenet", "0.5/0.25", (mean, std), or a transform that has both
     head         read only the tensors whose names begin with this: the head of a larger model
+    base         the model that training started from, in any of these forms, if it is known
+    base_seed    the seed with which PyTorch made the layers, in place of a base
     """
     shape = None
     if input_shape is not None:
@@ -88,9 +93,17 @@ def open_view(
     meaning = infer_task(outputs) if name is None else task_named(name, outputs)
     assumed = read.is_assumed and activation is None
     notes = (ASSUMED, *read.notes) if assumed else read.notes
-    return AttackerView(
+    view = AttackerView(
         network, found, meaning, normalization=normalization, head=head, is_assumed=assumed, notes=notes
     )
+    if base is None and base_seed is None:
+        return view
+    if base is not None and base_seed is not None:
+        raise ConfigError("--base and --base-seed both say how training started; give one of them")
+    if base is None:
+        return _with_start(view, _seeded(network, base_seed or 0), f"seed {base_seed}")
+    start = _network(base, PublicCard.of(base), found, arch, head).network
+    return _with_start(view, start, model_name(base))
 
 
 def open_recorded(record: Mapping[str, Any]) -> AttackerView[Network]:
@@ -105,6 +118,7 @@ def open_recorded(record: Mapping[str, Any]) -> AttackerView[Network]:
         activation=record.get("activation"),
         normalize=record.get("normalization"),
         head=record.get("head"),
+        **_recorded_base(record.get("base")),
     )
 
 
@@ -193,6 +207,62 @@ ACTIVATIONS = (
     "gelu-tanh",
     "sigmoid",
 )
+
+
+FORGOTTEN = 0.02
+"""A layer that keeps less than this share of a start did not begin there."""
+
+
+def _with_start(view: AttackerView[Network], start: Network, name: str) -> AttackerView[Network]:
+    """The view with what training added to its first layer."""
+    dense = view.dense
+    first = start.dense_equivalent if isinstance(start, ConvNetwork) else start
+    if dense is None or first is None:
+        raise ConfigError("--base is for fully-connected networks; leave it out")
+    now, then = dense.network, first
+    if now.weights[0].shape != then.weights[0].shape or (now.biases[0] is None) != (then.biases[0] is None):
+        raise ConfigError(
+            f"{name} has a first layer {list(then.weights[0].shape)}, the model {list(now.weights[0].shape)}; "
+            "give the model that training started from"
+        )
+    kept, update = find_update(now.weights[0], now.biases[0], then.weights[0], then.biases[0])
+    if abs(kept) < FORGOTTEN:
+        raise ConfigError(
+            f"nothing of {name} is left in the model ({kept:.3f} of it): training did not start there; leave "
+            "--base and --base-seed out"
+        )
+    if update is None:
+        told = (
+            f"the difference from {name} is not of low rank: training used Adam or a similar optimizer, or "
+            "started elsewhere. The base is not used"
+        )
+        return replace(view, notes=(*view.notes, told))
+    told = (
+        f"training started from {name} and used {update.samples:,} samples: the weights are {update.kept:.3f} "
+        f"times the start plus {update.samples:,} directions. A known start gives them away exactly"
+    )
+    return replace(view, base=name, update=update, notes=(*view.notes, told))
+
+
+def _seeded(network: Network, seed: int) -> DenseNetwork:
+    """Layers as PyTorch makes them after torch.manual_seed(seed), one after the other."""
+    weights, biases = [], []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for weight, bias in zip(network.weights, network.biases, strict=True):
+            if weight.ndim != 2:
+                raise ConfigError("--base-seed is for fully-connected networks; give the start itself with --base")
+            layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+            weights.append(layer.weight.detach().to(weight))
+            biases.append(None if bias is None else layer.bias.detach().to(bias))
+    return DenseNetwork(tuple(weights), tuple(biases))
+
+
+def _recorded_base(name: Any) -> dict[str, Any]:
+    if not isinstance(name, str):
+        return {}
+    seed = name.removeprefix("seed ")
+    return {"base_seed": int(seed)} if seed != name and seed.isdecimal() else {"base": Path(name)}
 
 
 def _outputs(module: nn.Module, probes: Tensor) -> Tensor:
