@@ -19,7 +19,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ class Made:
     options: str = ""
     original: Function | None = None
     data: str = "faces"
+    activation: str = "relu"
+    """What its owner answers when asked for the activation."""
 
 
 Case = Callable[[Path], Made]
@@ -237,22 +239,23 @@ def batch_norm(folder: Path) -> Made:
 
 @case
 def gelu(folder: Path) -> Made:
-    return saved(trained(mlp(nn.GELU)), folder / "model.pt")
+    return replace(saved(trained(mlp(nn.GELU)), folder / "model.pt"), activation="gelu")
 
 
 @case
 def leaky_relu(folder: Path) -> Made:
-    return saved(trained(mlp(lambda: nn.LeakyReLU(0.2))), folder / "model.pt", epoch=1)
+    made = saved(trained(mlp(lambda: nn.LeakyReLU(0.2))), folder / "model.pt", epoch=1)
+    return replace(made, options=f"{made.options} --activation leaky:0.2")
 
 
 @case
 def tanh(folder: Path) -> Made:
-    return saved(trained(mlp(nn.Tanh)), folder / "model.pt")
+    return replace(saved(trained(mlp(nn.Tanh)), folder / "model.pt"), activation="tanh")
 
 
 @case
 def silu(folder: Path) -> Made:
-    return saved(trained(mlp(nn.SiLU)), folder / "model.pt")
+    return replace(saved(trained(mlp(nn.SiLU)), folder / "model.pt"), activation="silu")
 
 
 @case
@@ -522,8 +525,10 @@ def audited(made: Made, folder: Path, budget: str = "4s") -> tuple[str, str, lis
         if report and not doubts:
             return "audited", text, options
         found = {f"--{name}": value for one in asked for name, value in SUGGESTED.findall(one)}
+        if any("with --activation:" in one for one in asked):
+            found["--activation"] = made.activation
         more = [part for name, value in found.items() if name not in options for part in (name, value)]
-        if not more or any(value in ("PREFIX", "gelu,") for value in more):
+        if not more:
             break
         options += more
     return ("in doubt" if report else "refused"), text, options

@@ -27,7 +27,6 @@ from engram.models.open.door import open_view
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporters of other people
 KNOWN = {
     "gelu": "--activation gelu",
-    "leaky-relu": "--activation leaky:0.2",
     "tanh": "--activation tanh",
     "silu": "--activation silu",
     "normalised": "--normalize half",

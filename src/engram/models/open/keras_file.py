@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -67,18 +68,18 @@ def keras_network(path: Path, *, max_bytes: int) -> ReadNetwork:
                 if "model_config" not in file.attrs:
                     raise ValueError("it holds weights without a model's configuration")
                 config = json.loads(file.attrs["model_config"])
-            variables = _variables(file, h5py, max_bytes)
             layers, shape = _layers(config)
+            variables = _variables(file, h5py, max_bytes, layers)
             steps, notes = _steps(layers, shape, variables)
     except (*BROKEN, LookupError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
         raise CheckpointError(f"{path} can't be read as a Keras model ({error}); {CURE}") from error
     return assembled(steps, shape, notes)
 
 
-Variables = Callable[[str, int], list[Tensor]]
+Variables = Callable[[str], list[Tensor]]
 
 
-def _variables(file: Any, h5py: Any, max_bytes: int) -> Variables:
+def _variables(file: Any, h5py: Any, max_bytes: int, layers: list[KerasLayer]) -> Variables:
     """The variables of a layer by its name, in the order in which the layer keeps them."""
 
     def arrays(group: Any) -> list[tuple[str, Any]]:
@@ -94,13 +95,20 @@ def _variables(file: Any, h5py: Any, max_bytes: int) -> Variables:
                 found.append((name, one))
         return found
 
-    root = file["layers"] if "layers" in file else file.get("model_weights", file)
-    is_new = "layers" in file
+    def inside(group: Any, name: str) -> Any:
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            raise ValueError(f"{name} is a link, not an array")
+        return group[name]
 
-    def of(layer: str, place: int) -> list[Tensor]:
-        if layer not in root:
+    is_new = "layers" in file
+    root = inside(file, "layers") if is_new else inside(file, "model_weights") if "model_weights" in file else file
+    stored = _stored_names(layers) if is_new else {}
+
+    def of(layer: str) -> list[Tensor]:
+        place = stored.get(layer, layer)
+        if place not in root:
             return []
-        found = [(name, own) for name, own in arrays(root[layer]) if not name.startswith("seed_generator")]
+        found = [(name, own) for name, own in arrays(inside(root, place)) if not name.startswith("seed_generator")]
         if is_new:
             found.sort(key=lambda one: [int(part) if part.isdecimal() else -1 for part in one[0].split("/")])
         else:
@@ -110,6 +118,23 @@ def _variables(file: Any, h5py: Any, max_bytes: int) -> Variables:
         return [_tensor(own) for _, own in found]
 
     return of
+
+
+def _stored_names(layers: list[KerasLayer]) -> dict[str, str]:
+    """Where a .keras archive keeps each layer: by its kind, numbered in their order, whatever its own name.
+
+    >>> _stored_names([KerasLayer("Dense", "a", {}), KerasLayer("Conv2D", "b", {}), KerasLayer("Dense", "c", {})])
+    {'a': 'dense', 'b': 'conv2d', 'c': 'dense_1'}
+    """
+    counts: dict[str, int] = {}
+    found = {}
+    for layer in layers:
+        kind = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", layer.kind))
+        kind = re.sub("([a-z])([A-Z])", r"\1_\2", kind).lower()
+        number = counts.setdefault(kind, 0)
+        found[layer.name] = f"{kind}_{number}" if number else kind
+        counts[kind] += 1
+    return found
 
 
 ORDER = {
@@ -175,7 +200,7 @@ def _steps(layers: list[KerasLayer], shape: Shape | None, variables: Variables) 
     flat_from: Shape | None = None
     for place, layer in enumerate(layers):
         try:
-            made = _read(layer, variables(layer.name, place), place == len(layers) - 1, flat_from)
+            made = _read(layer, variables(layer.name), place == len(layers) - 1, flat_from)
         except KeyError:
             problems.append(f"{layer.name} ({layer.kind})")
             continue
