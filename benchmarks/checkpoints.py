@@ -520,13 +520,14 @@ def audited(made: Made, folder: Path, budget: str = "4s") -> tuple[str, str, lis
         if ended.returncode and "Traceback" in text:
             return "CRASHED", text, options
         report = json.loads((out / "report.json").read_text()) if (out / "report.json").exists() else {}
-        doubts = (report.get("data") or {}).get("doubts") or []
+        doubts = (report.get("comparison") or {}).get("doubts") or []
         asked = [*doubts, "" if report else text]
-        if report and not doubts:
-            return "audited", text, options
         found = {f"--{name}": value for one in asked for name, value in SUGGESTED.findall(one)}
-        if any("with --activation:" in one for one in asked):
+        # the owner of the model knows its activation, and reads that another was assumed
+        if made.activation != "relu" and "ReLU is assumed" in text:
             found["--activation"] = made.activation
+        if report and not doubts and not found:
+            return "audited", text, options
         more = [part for name, value in found.items() if name not in options for part in (name, value)]
         if not more:
             break

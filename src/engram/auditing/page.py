@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engram.auditing.visuals import (
@@ -19,6 +20,8 @@ from engram.render.html import Cell, Page, Section, Table, Tile
 from engram.scoring.curves import RATES
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from engram.auditing.record import AuditRecord
 
 READS_FEATURES = (
@@ -113,7 +116,7 @@ def weights_section(record: AuditRecord) -> Section:
     return Section(
         "weights",
         "What the weights show before any attack",
-        [record.reach.sentence, counted],
+        [record.reach.sentence, counted, *(_sentence(note) for note in record.view.notes)],
         [spectrum_chart(description.spectrum, read_layer(record))],
         tables=[Table(heads, rows, f"{description.name}, {description.parameters:,} parameters")],
     )
@@ -195,6 +198,63 @@ def pairs_section(record: AuditRecord) -> Section | None:
     )
 
 
+MOST_VALUES = 40
+
+
+def values_section(record: AuditRecord) -> Section | None:
+    """Of a table: the records that came back, value by value."""
+    comparison = record.comparison
+    if comparison is None or not comparison.data.train.columns:
+        return None
+    table, data = comparison.score.train, comparison.data
+    recovered = table.passing(comparison.threshold.metric, comparison.threshold.value)
+    order = [index for index in table.distance.argsort(stable=True).tolist() if bool(recovered[index])]
+    rows: list[list[Cell]] = [
+        [
+            int(table.sample[index]),
+            data.train.classes[int(data.train.labels[int(table.sample[index])])],
+            ", ".join(
+                f"{name} {found} ({true})"
+                for name, found, true in said(
+                    data.train.columns, table.reconstruction[index], data.train.images[int(table.sample[index])]
+                )
+            ),
+        ]
+        for index in order[:MOST_VALUES]
+    ]
+    held = comparison.count.held_out
+    control = "there was no control" if held is None else f"{held} held-out records pass the same threshold"
+    return Section(
+        "values",
+        "Records read out of the weights",
+        [
+            f"Each value as it came back, with the true one in brackets. {len(order)} records pass "
+            f"{comparison.threshold.text}; {control}."
+        ],
+        tables=[Table(("record", "label", "came back (true)"), rows, "Best first")],
+    )
+
+
+def said(columns: Sequence[str], found: Tensor, true: Tensor) -> list[tuple[str, str, str]]:
+    """Name, value that came back and true value; of a group of columns `name=value` the largest one.
+
+    >>> import torch
+    >>> said(("age", "sex=F", "sex=M"), torch.tensor([43.2, 0.7, 0.1]), torch.tensor([44.0, 1.0, 0.0]))
+    [('age', '43.2', '44'), ('sex', 'F', 'F')]
+    """
+    groups: dict[str, list[int]] = {}
+    for place, column in enumerate(columns):
+        groups.setdefault(column.partition("=")[0], []).append(place)
+    rows = []
+    for name, places in groups.items():
+        values = [columns[place].partition("=")[2] for place in places]
+        if all(values):
+            rows.append((name, *(values[int(row[places].argmax())] for row in (found, true))))
+        else:
+            rows.append((name, *(f"{float(row[places[0]]):.4g}" for row in (found, true))))
+    return [(name, own, real) for name, own, real in rows]
+
+
 def control_section(record: AuditRecord) -> Section | None:
     if record.comparison is None:
         return None
@@ -260,8 +320,9 @@ def membership_section(record: AuditRecord) -> Section | None:
         [
             "Tests on the weights: how many neuron boundaries a record lies on (boundaries), how much of "
             f"{read_layer(record)} it explains in one fit with the held-out records (dual), whether its gradient "
-            "is in the weights of every layer (layers), and layers and boundaries together (combined). For "
-            "comparison, the usual test: a threshold on the loss. No test was fitted to known members.",
+            "is in the weights of every layer (layers), and layers and boundaries together (combined). If the "
+            "start of training is known: how little of it lies outside the span of what training added (span). "
+            "For comparison, the usual test: a threshold on the loss. No test was fitted to known members.",
             *(f"{note}." for note in notes),
         ],
         [roc_chart("Membership", curves)],
@@ -273,6 +334,7 @@ def page_of(record: AuditRecord) -> Page:
     """Every section for which this audit has results."""
     sections = [
         pairs_section(record),
+        values_section(record),
         control_section(record),
         risk_section(record),
         membership_section(record),

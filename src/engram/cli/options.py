@@ -38,8 +38,8 @@ DataName = Annotated[
     str | None,
     typer.Option(
         "--data",
-        help="A name from `engram data list`, npz:PATH or folder:PATH, whose pictures are resized to the model's "
-        "input (folder:PATH@3x32x32 names another size).",
+        help="A name from `engram data list`; npz:PATH; safetensors:PATH (embeddings, labels); csv:PATH[#LABEL], "
+        "a table; or folder:PATH, whose pictures are resized to the model's input.",
     ),
 ]
 Number = Annotated[

@@ -84,7 +84,7 @@ CATALOG: dict[str, Entry] = {
 
 
 def load(name: str, *, root: Path | None = None, train: bool = True) -> ImageSet:
-    """Load a data set by name, `npz:PATH`, `folder:PATH`, or the plain path of a .npz file or a folder.
+    """Load a data set by name, `npz:PATH`, `folder:PATH`, `csv:PATH`, `safetensors:PATH`, or by a plain path.
 
     >>> load("circle").shape
     (2,)
@@ -98,15 +98,17 @@ def load(name: str, *, root: Path | None = None, train: bool = True) -> ImageSet
     name, sides = split_size(name)
     kind, path = _own_data(name)
     require(train, "train", f"must be True for {kind}:{path}, which has no test split", train)
-    if kind == "npz":
-        from engram.data.own_files import load_npz
+    from engram.data import own_files
 
-        return load_npz(path)
-    from engram.data.own_files import load_folder
+    if kind == "folder":
+        return own_files.load_folder(path, sides)
+    if kind == "csv":
+        place, _, label = str(path).partition("#")
+        return own_files.load_csv(Path(place), label or None)
+    return own_files.load_npz(path) if kind == "npz" else own_files.load_safetensors(path)
 
-    return load_folder(path, sides)
 
-
+FILES = ("npz", "csv", "safetensors")
 _SIZE = re.compile(r"^(?P<name>.+)@(?P<sides>[0-9]{1,5}x[0-9]{1,5}x[0-9]{1,5})$")
 
 
@@ -145,18 +147,19 @@ def default_labels(name: str, *, own_classes: bool = False) -> str:
 
 
 def _own_data(name: str) -> tuple[str, Path]:
-    """Split `npz:PATH` and `folder:PATH`, and find the kind of a plain path."""
+    """Split `npz:PATH` and the like, and find the kind of a plain path."""
     kind, colon, place = name.partition(":")
-    if colon and kind in ("npz", "folder"):
+    if colon and kind in ("folder", *FILES):
         return kind, Path(place).expanduser()
     path = Path(name).expanduser()
-    if path.suffix == ".npz" and path.is_file():
-        return "npz", path
+    if (suffix := path.suffix.partition("#")[0].removeprefix(".")) in FILES:
+        return suffix, path
     if path.is_dir():
         return "folder", path
     close = difflib.get_close_matches(name, CATALOG, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     raise ConfigError(
         f"there is no data set {name!r}; {hint}choose one of {', '.join(CATALOG)}, "
-        f"or your own as npz:PATH (arrays images, labels) or folder:PATH (one subfolder per class)"
+        "or your own as npz:PATH (arrays images, labels), folder:PATH (one subfolder per class), csv:PATH (a "
+        "table) or safetensors:PATH (embeddings, labels)"
     )

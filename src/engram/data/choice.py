@@ -7,7 +7,7 @@ that a card can store and a command can repeat.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -92,7 +92,9 @@ def apply_labels(images: ImageSet, map_name: str) -> ImageSet:
     chosen = LABEL_MAPS[map_name]
     labels = chosen.relabel(images.labels)
     kept = labels != LEFT_OUT
-    return ImageSet(images.images[kept], labels[kept], images.name, chosen.classes or images.classes)
+    return replace(
+        images, images=images.images[kept], labels=labels[kept], classes=chosen.classes or images.classes
+    )
 
 
 def first_classes(images: ImageSet, count: int) -> ImageSet:
@@ -105,7 +107,7 @@ def first_classes(images: ImageSet, count: int) -> ImageSet:
     known = len(images.classes)
     require(2 <= count <= known, "classes", f"must lie in 2..{known} ({images.name} has {known})", count)
     kept = images.labels < count
-    return ImageSet(images.images[kept], images.labels[kept], images.name, images.classes[:count])
+    return replace(images, images=images.images[kept], labels=images.labels[kept], classes=images.classes[:count])
 
 
 def labelled(name: str, labels: str, classes: int | None = None, root: Path | None = None) -> ImageSet:

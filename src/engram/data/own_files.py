@@ -1,7 +1,8 @@
-"""Your own data: one .npz file with the arrays `images` and `labels`, or a folder with one subfolder per class."""
+"""Your own data: arrays (.npz, .safetensors), pictures (a folder, one subfolder per class), or a table (.csv)."""
 
 from __future__ import annotations
 
+import csv
 import warnings
 import zipfile
 import zlib
@@ -15,8 +16,8 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from engram.core.errors import DataError
-from engram.core.files import aligned
+from engram.core.errors import CheckpointError, DataError
+from engram.core.files import aligned, read_tensors
 from engram.data.sets import ImageSet, numbered, to_unit, within_bound
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -32,7 +33,11 @@ def load_npz(path: Path) -> ImageSet:
     [n, C, H, W] if the second has 1 or 3 entries, else [n, H, W, C].
     """
     arrays = _read(path)
-    images, labels = arrays["images"], arrays["labels"]
+    return arrays_set(path, arrays["images"], arrays["labels"])
+
+
+def arrays_set(path: Path, images: Array, labels: Array) -> ImageSet:
+    """Images or vectors with their labels, checked."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
         raise DataError(f"{path}: labels must be whole numbers [n], got {labels.dtype} {labels.shape}; {_CURE}")
     if not 0 <= int(labels.min()) <= int(labels.max()) < MAX_CLASSES:
@@ -202,3 +207,84 @@ def _opened(file: Path) -> Iterator[Image.Image]:
         raise DataError(f"{file} is not a picture; delete it or save it again") from error
     except (OSError, SyntaxError, ValueError) as error:  # Pillow raises SyntaxError for a broken PNG
         raise DataError(f"{file} is truncated or damaged ({error}); delete it or save it again") from error
+
+
+LABEL_NAMES = ("label", "labels", "target", "class", "y")
+MOST_VALUES = 100
+"""A column of texts with more different values is a name or an identifier, not a feature."""
+
+
+def load_safetensors(path: Path) -> ImageSet:
+    """Read `labels` [n] and one other tensor: embeddings or other vectors [n, d], or images as in an .npz file."""
+    try:
+        within_bound(str(path), [path.stat().st_size])
+        tensors = read_tensors(path)
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}; check the path") from error
+    except (CheckpointError, OSError) as error:
+        raise DataError(f"{path} can't be read as safetensors ({error})") from error
+    labels, others = tensors.pop("labels", None), list(tensors)
+    if labels is None or len(others) != 1:
+        raise DataError(
+            f"{path} must contain the tensor labels and one other, e.g. embeddings; it contains "
+            f"{', '.join([*others, *(['labels'] if labels is not None else [])])[:200] or 'nothing'}"
+        )
+    return arrays_set(path, tensors[others[0]].float().numpy(), labels.numpy())
+
+
+def load_csv(path: Path, label: str | None = None) -> ImageSet:
+    """Read a table with a header: numbers as they are, texts as one column for each value, in sorted order.
+
+    The label is the column of that name, else one called label, target, class or y, else the last one.
+    """
+    try:
+        within_bound(str(path), [path.stat().st_size])
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            rows = list(csv.reader(stream))
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}; check the path") from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is not a table of comma-separated values ({error}); save it as UTF-8") from error
+    if len(rows) < 2 or len(set(rows[0])) != len(rows[0]) or len(rows[0]) < 2:
+        raise DataError(f"{path} must have a line of different column names, and records below it")
+    header, records = rows[0], [row for row in rows[1:] if row]
+    if wrong := next((number for number, row in enumerate(records, 2) if len(row) != len(header)), None):
+        raise DataError(f"{path}, line {wrong}: {len(header)} values expected; check the commas")
+    named = {name: [row[place].strip() for row in records] for place, name in enumerate(header)}
+    own = label or next((name for name in header if name.lower() in LABEL_NAMES), header[-1])
+    if own not in named:
+        raise DataError(f"{path} has no column {own!r}; it has {', '.join(header)[:200]}")
+    labels, classes = _labels(path, named.pop(own))
+    columns: dict[str, Array] = {}
+    for name, values in named.items():
+        columns |= _columns(path, name, values)
+    table = aligned(torch.from_numpy(np.stack(list(columns.values()), 1).astype(np.float32)))
+    return ImageSet(table, labels, path.stem, classes, tuple(columns))
+
+
+def _labels(path: Path, values: list[str]) -> tuple[Tensor, tuple[str, ...]]:
+    """Whole numbers from 0 stay; other values are numbered in sorted order."""
+    classes = sorted(
+        set(values), key=lambda value: (not value.isdecimal(), int(value) if value.isdecimal() else 0, value)
+    )
+    if len(classes) > MAX_CLASSES:
+        raise DataError(
+            f"{path}: the label has {len(classes):,} different values; name another column, PATH#COLUMN"
+        )
+    numbers = {value: place for place, value in enumerate(classes)}
+    return torch.tensor([numbers[value] for value in values]), tuple(classes)
+
+
+def _columns(path: Path, name: str, values: list[str]) -> dict[str, Array]:
+    try:
+        numbers = np.array([float(value) for value in values])
+    except ValueError:
+        different = sorted(set(values))
+        if len(different) > MOST_VALUES:
+            raise DataError(
+                f"{path}: column {name!r} has {len(different):,} different texts: is it a name? Leave it out"
+            ) from None
+        return {f"{name}={one}": np.array([value == one for value in values], np.float64) for one in different}
+    if not np.abs(numbers).max() <= np.finfo(np.float32).max:  # written so that NaN fails too
+        raise DataError(f"{path}: column {name!r} has missing or infinite values; fill them in")
+    return {name: numbers}

@@ -28,6 +28,8 @@ class ImageSet:
     labels: Tensor
     name: str
     classes: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    """Of a table, the name of every value; one value of a group is written `group=value`."""
 
     def __post_init__(self) -> None:
         if len(self.images) != len(self.labels):
