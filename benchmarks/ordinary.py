@@ -45,6 +45,10 @@ class Script:
     name: str = "relu"
     small: bool = False
     augmented: bool = False
+    norm: bool = False
+    """Batch norm after the first layer."""
+    known_seed: bool = False
+    """Whether the attacker knows the seed of the start."""
 
     @property
     def labels(self) -> str:
@@ -55,7 +59,9 @@ class Script:
         sizes = (3072, *self.widths)
         for before, after in pairwise(sizes):
             # from a small start only the first layer has a bias, as in the papers
-            layers += [nn.Linear(before, after, bias=not self.small or before == 3072), self.activation()]
+            layers.append(nn.Linear(before, after, bias=not self.small or before == 3072))
+            layers += [nn.BatchNorm1d(after)] if self.norm and before == 3072 else []
+            layers.append(self.activation())
         outputs = 1 if self.classes == 2 else self.classes
         network = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs, bias=not self.small))
         if self.small:
@@ -87,10 +93,13 @@ SCRIPTS = {
     "sgd-decay": Script("SGD with momentum and weight decay 1e-3", 500, optimiser="sgd", decay=1e-3, epochs=200),
     "adam-augmented": Script("Adam, flips and shifts", 500, augmented=True, epochs=200),
     "adam-100": Script("Adam", 100, epochs=150),
+    "adam-100-norm": Script("Adam, batch norm after the first layer", 100, epochs=150, norm=True),
     "adam-2000": Script("Adam", 2000, epochs=40),
     "binary-sgd": Script("SGD with momentum", 50, 2, "sgd", epochs=300),
     "binary-decay": Script("SGD with momentum and weight decay 5e-3", 50, 2, "sgd", 5e-3, 1000),
     "binary-adam": Script("Adam", 50, 2, epochs=200),
+    "binary-100": Script("SGD with momentum and weight decay 1e-3", 100, 2, "sgd", 1e-3, 300),
+    "binary-100-seed": Script("the same, and the seed is known", 100, 2, "sgd", 1e-3, 300, known_seed=True),
     "relu": Script("SGD with momentum, small start", 50, 2, "sgd", epochs=1500, widths=WIDE, small=True),
     "leaky": Script("SGD with momentum, small start", 50, 2, "sgd", epochs=1500, widths=WIDE, small=True,
                     activation=lambda: nn.LeakyReLU(0.01), name="leaky:0.01"),
@@ -112,6 +121,7 @@ def measure(script: Script, seconds: float, root: Path, seed: int = 41) -> dict[
         held_out=data.held_out,
         seconds=seconds,
         baselines="none",
+        base_seed=seed if script.known_seed else None,
     )
     found = record.comparison
     assert found is not None
@@ -131,6 +141,7 @@ def measure(script: Script, seconds: float, root: Path, seed: int = 41) -> dict[
         "auc": found.membership["combined"].roc.auc,
         "seconds": record.attack.seconds,
         "outcome": record.verdict.outcome,
+        "samples_by_base": None if record.view.update is None else record.view.update.samples,
     }
 
 

@@ -41,7 +41,7 @@ def prepared(kind: str) -> Callable[[Tensor], Tensor]:
 def chosen(view: AttackerView[Network], normalize: str | None = None) -> Preprocessing:
     known = None if normalize is None else view.normalization
     module = as_module(view.network)
-    return chosen_preprocessing(module, view.task, DATA.train, DATA.held_out, "auto", known, applies_gain=True)
+    return chosen_preprocessing(module, view.task, DATA.train, DATA.held_out, "auto", known, view=view)
 
 
 @pytest.mark.parametrize("kind", ["train", "zero"])

@@ -171,6 +171,7 @@ class Description:
     parameters: int
     dtype: str
     homogeneous: bool
+    activation: str
     layers: tuple[LayerDescription, ...]
     read: int
     """Which of them the attack reads: the first, or with convolutions the first fully-connected one."""
@@ -211,6 +212,7 @@ def describe(
         parameters=sum(value.numel() for value in network.params.values()),
         dtype=str(network.weights[read].dtype).removeprefix("torch."),
         homogeneous=network.is_homogeneous,
+        activation=str(network.activation),
         layers=_layers(network, read, space, progress),
         read=read,
         space=space,

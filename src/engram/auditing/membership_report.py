@@ -172,7 +172,7 @@ def run_membership(
     known = view.normalization if view is not None else None
     if view is None and normalize is not None:
         known = Normalization.parse(normalize)
-    chosen = chosen_preprocessing(model, meaning, train, held_out, mean, known, applies_gain=view is not None)
+    chosen = chosen_preprocessing(model, meaning, train, held_out, mean, known, view=view)
     about = chosen.doubt if view is None else None
     found = doubts(view, chosen, train) if view is not None else () if about is None else (about,)
     sources = (InputBatches(one, chosen, batch) for one in (train, held_out))

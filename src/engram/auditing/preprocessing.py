@@ -2,14 +2,18 @@
 
 A normalisation that is given is used. Otherwise the mean is chosen by how well the model does on all records, and
 the usual normalisations are tried to see whether one fits better. Accuracy says little: a network that has learnt
-its records by heart gets them right at almost any scale. But training pushes all of them to about the same margin,
-so the spread of the training margins, relative to their mean, is smallest with the right preprocessing.
+its records by heart gets them right at almost any scale. Two things say more:
+
+- The weights of fully-connected layers are a sum over the records' gradients. The evidence for that, beside noise,
+is largest with the right inputs (`weight_evidence`).
+- Training pushes all records to about the same margin, so the spread of the training margins, relative to their
+  mean, is smallest. This decides where the network has convolutions.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,8 +34,10 @@ from engram.models.view import NORMALIZATIONS, AttackerView, Normalization
 
 AT_ONCE = 500
 WAYS = ("auto", "train", "zero")
+BETTER_INPUTS = 1.1
+"""Another preprocessing is likelier if the weights have this many times the evidence with it ..."""
 BETTER_SPREAD = 0.87
-"""Another preprocessing is likelier if the training margins spread less than this share of what they do now."""
+"""... or, with convolutions, if the training margins spread less than this share of what they do now."""
 BETTER_ACCURACY = 0.02
 """Or if it gets this share more of the training records right."""
 BETTER_EVIDENCE = 1.4
@@ -88,45 +94,76 @@ def chosen_preprocessing(
     way: str = "auto",
     normalization: Normalization | None = None,
     *,
-    applies_gain: bool = False,
+    view: AttackerView[Network] | None = None,
 ) -> Preprocessing:
     """The normalisation that is given; else the mean asked for, or the one with which the model does better.
 
-    Held-out records count as much as training records, so that the choice can't favour either. `applies_gain`: the
-    model contains the scale of the normalisation.
+    Held-out records count as much as training records, so that the choice can't favour either. `view` is what a
+    file said about the model, if the model was made from it: then it applies the scale of the normalisation
+    itself.
     """
     require(way in WAYS, "--mean", f"must be one of {', '.join(WAYS)}", way)
     if normalization is not None:
         if way != "auto":
             raise ConfigError("--mean does nothing with --normalize, which includes a mean; leave it out")
-        found = _normalized(normalization, train.shape, normalization.text, applies_gain=applies_gain)
+        found = _normalized(normalization, train.shape, normalization.text, applies_gain=view is not None)
         return _with_accuracy(found, model, task, train)
     means = {"train": train.images.mean(0), "zero": torch.zeros(train.shape)}
     names = [way] if way in means else list(means)
     tried = {name: Preprocessing(means[name], name, 0.0) for name in names}
     if len(tried) > 1:
         sets = [one for one in (train, held_out) if one is not None and len(one)]
-        rank = {name: _rank(one, model, task, sets) for name, one in tried.items()}
+        dense = None if view is None else view.dense
+        rank = {name: _rank(one, model, task, sets, dense) for name, one in tried.items()}
         tried = {max(rank, key=lambda name: rank[name]): tried[max(rank, key=lambda name: rank[name])]}
     chosen = next(iter(tried.values()))
-    return judged_mean(model, task, train, chosen.mean, chosen.name)
+    return judged_mean(model, task, train, chosen.mean, chosen.name, view=view)
 
 
 @torch.no_grad()
 def judged_mean(
-    model: nn.Module, task: Task, train: ImageSet, mean: Tensor, name: str = "a mean of your own"
+    model: nn.Module,
+    task: Task,
+    train: ImageSet,
+    mean: Tensor,
+    name: str = "a mean of your own",
+    *,
+    view: AttackerView[Network] | None = None,
 ) -> Preprocessing:
     """A mean [*shape] as it was chosen, with what the training records say about it."""
     chosen = _with_accuracy(Preprocessing(mean, name, 0.0), model, task, train)
-    return replace(chosen, likelier=_likelier(chosen, model, task, train))
+    if len(train.shape) != 3 or len(train) < FEWEST:
+        return chosen
+    usual = {text: _with_accuracy(how, model, task, train) for text, how in _usual(train)}
+    usual = {text: how for text, how in usual.items() if how.accuracy >= max(LEARNT, chosen.accuracy)}
+    if not usual:  # the model was not trained on these records: nothing fits them
+        return chosen
+    dense = None if view is None else view.dense
+    if dense is None:
+        return replace(chosen, likelier=_by_spread(chosen, usual, model, task, train))
+    some = train.first(min(len(train), MOST_RECORDS))
+    found = {text: _evidence(dense.network, task, how, some) for text, how in usual.items()}
+    best = max(found, key=lambda text: found[text])
+    is_better = found[best] > BETTER_INPUTS * max(_evidence(dense.network, task, chosen, some), 0.0)
+    return replace(chosen, likelier=best if is_better else None)
 
 
-def _rank(how: Preprocessing, model: nn.Module, task: Task, sets: list[ImageSet]) -> tuple[float, float]:
-    """Mean accuracy over the sets, then minus the mean loss."""
+def _evidence(network: DenseNetwork, task: Task, how: Preprocessing, records: ImageSet) -> float:
+    entering = network.entering(how(records.images).double())
+    return weight_evidence(network.bare, task, entering, records.labels)
+
+
+def _rank(
+    how: Preprocessing, model: nn.Module, task: Task, sets: list[ImageSet], dense: AttackerView | None
+) -> tuple[bool, float, float]:
+    """Whether the training records are right; then the evidence, or the mean accuracy of the sets; then the loss."""
     outputs = [_outputs(model, one.images, how) for one in sets]
     right = [task.correct(some, one.labels).double().mean() for some, one in zip(outputs, sets, strict=True)]
     loss = [task.loss(some, one.labels) for some, one in zip(outputs, sets, strict=True)]
-    return float(torch.stack(right).mean()), -float(torch.stack(loss).mean())
+    learnt, fits = bool(right[0] >= LEARNT), float(torch.stack(right).mean())
+    if learnt and dense is not None:
+        fits = sum(_evidence(dense.network, task, how, one.first(min(len(one), MOST_RECORDS))) for one in sets)
+    return learnt, fits, -float(torch.stack(loss).mean())
 
 
 def _with_accuracy(how: Preprocessing, model: nn.Module, task: Task, train: ImageSet) -> Preprocessing:
@@ -152,19 +189,15 @@ def _usual(train: ImageSet) -> Iterator[tuple[str, Preprocessing]]:
     yield text, _normalized(own, train.shape, text)
 
 
-def _likelier(chosen: Preprocessing, model: nn.Module, task: Task, train: ImageSet) -> str | None:
-    """The usual normalisation that fits the training records clearly better than what was chosen, if one does."""
-    if len(train.shape) != 3 or len(train) < FEWEST:
-        return None
-    now_right, now_spread = _fit(chosen, model, task, train)
-    fits = {text: _fit(how, model, task, train) for text, how in _usual(train)}
-    right = max(accuracy for accuracy, _ in fits.values())
-    best = min((text for text in fits if fits[text][0] == right), key=lambda text: fits[text][1])
-    if right < LEARNT:  # the model was not trained on these records: nothing fits them
-        return None
-    if right > now_right + BETTER_ACCURACY:
-        return best
-    return best if right >= now_right and fits[best][1] < BETTER_SPREAD * now_spread else None
+def _by_spread(
+    chosen: Preprocessing, usual: Mapping[str, Preprocessing], model: nn.Module, task: Task, train: ImageSet
+) -> str | None:
+    """The usual normalisation with which the training margins spread clearly less, if there is one."""
+    right, spread = _fit(chosen, model, task, train)
+    fits = {text: _fit(how, model, task, train) for text, how in usual.items()}
+    best = min(fits, key=lambda text: fits[text][1])
+    more_right = fits[best][0] > right + BETTER_ACCURACY
+    return best if more_right or fits[best][1] < BETTER_SPREAD * spread else None
 
 
 def unlike_relu(view: AttackerView[Network], how: Preprocessing, train: ImageSet) -> bool:
@@ -173,11 +206,8 @@ def unlike_relu(view: AttackerView[Network], how: Preprocessing, train: ImageSet
     if not view.is_assumed or dense is None or how.accuracy < LEARNT or len(train) < FEWEST:
         return False
     some = train.first(min(len(train), MOST_RECORDS))
-    entering = dense.network.entering(how(some.images).double())
     found = {
-        name: weight_evidence(
-            replace(dense.network.bare, activation=activation_named(name)), view.task, entering, some.labels
-        )
+        name: _evidence(replace(dense.network, activation=activation_named(name)), view.task, how, some)
         for name in ("relu", *OTHERS)
     }
     return max(found.values()) > BETTER_EVIDENCE * max(found["relu"], 0.0)

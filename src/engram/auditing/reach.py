@@ -152,6 +152,7 @@ def inspection_record(
         "parameters": found.parameters,
         "dtype": found.dtype,
         "homogeneous": found.homogeneous,
+        "activation": found.activation,
         "layers": [asdict(layer) for layer in found.layers],
         "row_space": {
             "layer": found.read_layer.name,

@@ -48,6 +48,8 @@ def audit(
     normalize: Any = None,
     activation: str | None = None,
     head: str | None = None,
+    base: Model | None = None,
+    base_seed: int | None = None,
     task: str | None = None,
     settings: EngineSettings | None = None,
     seconds: float | None = None,
@@ -58,7 +60,7 @@ def audit(
 ) -> AuditRecord:
     """Inspect, attack, score and judge a model; blind without `train`.
 
-    model, input_shape, task, arch, activation, normalize, head   as `engram.open_view` takes them
+    model, input_shape, task, arch, activation, normalize, head, base, base_seed   as `engram.open_view` takes them
     train        (images [n, *shape] with pixels in [0, 1], labels [n]) that the model was trained on
     held_out     the same for records that it never saw: the control, without which no count means anything
     mean         [*shape], the mean subtracted from inputs before the network sees them; None is the mean of
@@ -79,6 +81,8 @@ def audit(
         activation=activation,
         normalize=normalize,
         head=head,
+        base=base,
+        base_seed=base_seed,
     )
     data = None
     if train is not None:
@@ -105,10 +109,10 @@ def data_doubts(view: AttackerView[Network], data: Split) -> tuple[str, ...]:
     module = as_module(view.network)
     if view.normalization is not None:
         chosen = chosen_preprocessing(
-            module, view.task, data.train, data.held_out, "auto", view.normalization, applies_gain=True
+            module, view.task, data.train, data.held_out, "auto", view.normalization, view=view
         )
     else:
-        chosen = judged_mean(module, view.task, data.train, data.mean)
+        chosen = judged_mean(module, view.task, data.train, data.mean, view=view)
     return doubts_about(view, chosen, data.train)
 
 

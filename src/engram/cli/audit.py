@@ -183,7 +183,7 @@ def chosen_data(
         data.held_out,
         given["mean"],
         view.normalization,
-        applies_gain=True,
+        view=view,
     )
     return replace(data, mean=chosen.mean), doubts(view, chosen, data.train)
 

@@ -123,6 +123,11 @@ def show(description: Description, examination: Examination | None, verdict: Ver
     console.print(_layers(description.layers, examination))
     console.print(f"{description.name}: {description.parameters:,} parameters, {description.dtype}")
     kind = "homogeneous" if description.homogeneous else "not homogeneous (biases beyond the first layer)"
+    if description.activation != "relu" and not description.activation.startswith("leaky"):
+        kind = (
+            f"not homogeneous ({description.activation}): the first layer is still a sum over the samples, but "
+            "margins are not equal, and no sample lies on a neuron's boundary"
+        )
     if description.reads_features:
         console.print(f"The network is {kind}; kernels are shown as rows of C k k values.")
         layer = description.read_layer.name
