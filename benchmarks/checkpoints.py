@@ -10,6 +10,7 @@ with the original's. Prints a table: audited, refused with a reason, or misread.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import re
@@ -466,9 +467,10 @@ class Residual(nn.Module):
 @case
 def residual(folder: Path) -> Made:
     """Its state_dict is that of a chain; only the records can tell."""
-    (folder / "code.py").write_text("from benchmarks.checkpoints import Residual as build\n")
+    needed = f"import torch\nfrom torch import Tensor, nn\n\nPIXELS = {PIXELS}\n\n\n"
+    (folder / "code.py").write_text(needed + inspect.getsource(Residual))
     made = saved(trained(Residual()), folder / "model.pt")
-    return replace(made, original=None, code=f"{folder / 'code.py'}:build")
+    return replace(made, original=None, code=f"{folder / 'code.py'}:Residual")
 
 
 @case

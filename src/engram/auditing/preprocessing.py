@@ -156,7 +156,7 @@ def _evidence(network: DenseNetwork, task: Task, how: Preprocessing, records: Im
 def _rank(
     how: Preprocessing, model: nn.Module, task: Task, sets: list[ImageSet], dense: AttackerView | None
 ) -> tuple[bool, float, float]:
-    """Whether the training records are right; then the evidence, or the mean accuracy of the sets; then the loss."""
+    """Whether the training records are right; the evidence, or the mean accuracy of the sets; minus the loss."""
     outputs = [_outputs(model, one.images, how) for one in sets]
     right = [task.correct(some, one.labels).double().mean() for some, one in zip(outputs, sets, strict=True)]
     loss = [task.loss(some, one.labels) for some, one in zip(outputs, sets, strict=True)]

@@ -211,6 +211,8 @@ def choose_prior(left_unexplained: tuple[float, ...]) -> float:
 
     >>> choose_prior((0.21, 0.20, 0.21, 0.24)), choose_prior((0.20, 0.22, 0.25, 0.3))
     (2.518, 1.474)
+    >>> choose_prior((0.01, 0.0, 0.0, 0.09))
+    2.039
     """
     places = torch.arange(len(PRIOR_GRID), dtype=torch.float64)
     fine = torch.linspace(0, len(PRIOR_GRID) - 1, FINE, dtype=torch.float64)
@@ -218,5 +220,6 @@ def choose_prior(left_unexplained: tuple[float, ...]) -> float:
     residuals = torch.tensor(left_unexplained, dtype=torch.float64)
     fitted = torch.linalg.lstsq(places[:, None] ** powers, residuals[:, None]).solution
     smooth = (fine[:, None] ** powers @ fitted).flatten()
-    chosen = float(fine[(smooth <= (1 + TOLERANCE) * smooth.min()).nonzero().max()])
+    least = float(smooth.min())  # a parabola through tiny residuals may dip below 0
+    chosen = float(fine[(smooth <= least + TOLERANCE * abs(least)).nonzero().max()])
     return round(PRIOR_GRID[0] * math.pow(PRIOR_GRID[1] / PRIOR_GRID[0], chosen), 3)
