@@ -113,7 +113,7 @@ def chosen_preprocessing(
     tried = {name: Preprocessing(means[name], name, 0.0) for name in names}
     if len(tried) > 1:
         sets = [one for one in (train, held_out) if one is not None and len(one)]
-        dense = None if view is None else view.dense
+        dense = _sums(view)
         rank = {name: _rank(one, model, task, sets, dense) for name, one in tried.items()}
         tried = {max(rank, key=lambda name: rank[name]): tried[max(rank, key=lambda name: rank[name])]}
     chosen = next(iter(tried.values()))
@@ -138,7 +138,7 @@ def judged_mean(
     usual = {text: how for text, how in usual.items() if how.accuracy >= max(LEARNT, chosen.accuracy)}
     if not usual:  # the model was not trained on these records: nothing fits them
         return chosen
-    dense = None if view is None else view.dense
+    dense = _sums(view)
     if dense is None:
         return replace(chosen, likelier=_by_spread(chosen, usual, model, task, train))
     some = train.first(min(len(train), MOST_RECORDS))
@@ -146,6 +146,11 @@ def judged_mean(
     best = max(found, key=lambda text: found[text])
     is_better = found[best] > BETTER_INPUTS * max(_evidence(dense.network, task, chosen, some), 0.0)
     return replace(chosen, likelier=best if is_better else None)
+
+
+def _sums(view: AttackerView[Network] | None) -> AttackerView | None:
+    """The view as fully-connected layers that are sums over the samples; None if they are not."""
+    return None if view is None or view.is_folded else view.dense
 
 
 def _evidence(network: DenseNetwork, task: Task, how: Preprocessing, records: ImageSet) -> float:
@@ -202,7 +207,7 @@ def _by_spread(
 
 def unlike_relu(view: AttackerView[Network], how: Preprocessing, train: ImageSet) -> bool:
     """Whether the weights of a network that was assumed to have ReLU fit another activation much better."""
-    dense = view.dense
+    dense = _sums(view)
     if not view.is_assumed or dense is None or how.accuracy < LEARNT or len(train) < FEWEST:
         return False
     some = train.first(min(len(train), MOST_RECORDS))

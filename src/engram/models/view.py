@@ -134,6 +134,8 @@ class AttackerView(Generic[N_co]):
     """The prefix of the tensors that were read, if only a part of a larger model was."""
     is_assumed: bool = False
     """Whether the activation is a guess."""
+    is_folded: bool = False
+    """Whether a normalisation was folded into the weights, which are then no plain sum over the samples."""
     base: str | None = None
     """Where the start of training is known from."""
     update: Update | None = None

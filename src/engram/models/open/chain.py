@@ -113,6 +113,8 @@ class ReadNetwork:
     notes: tuple[str, ...] = ()
     is_assumed: bool = False
     """Whether activation and wiring are a guess: a state_dict does not say."""
+    is_folded: bool = False
+    """Whether a normalisation was folded into the weights, which are then no plain sum over the samples."""
 
 
 def assembled(steps: Sequence[Step], input_shape: Shape | None, notes: Sequence[str] = ()) -> ReadNetwork:
@@ -142,7 +144,7 @@ def assembled(steps: Sequence[Step], input_shape: Shape | None, notes: Sequence[
         network = _network(layers, weights, biases, input_shape)
     except ConfigError as error:
         raise UnsupportedModelError([str(error)], supported=SUPPORTED) from error
-    return ReadNetwork(network, input_shape, normalization, tuple(told))
+    return ReadNetwork(network, input_shape, normalization, tuple(told), is_folded=bool(names))
 
 
 def _network(

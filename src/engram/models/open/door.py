@@ -94,7 +94,14 @@ def open_view(
     assumed = read.is_assumed and activation is None
     notes = (ASSUMED, *read.notes) if assumed else read.notes
     view = AttackerView(
-        network, found, meaning, normalization=normalization, head=head, is_assumed=assumed, notes=notes
+        network,
+        found,
+        meaning,
+        normalization=normalization,
+        head=head,
+        is_assumed=assumed,
+        is_folded=read.is_folded,
+        notes=notes,
     )
     if base is None and base_seed is None:
         return view

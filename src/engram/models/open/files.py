@@ -91,7 +91,7 @@ def network_of(
     plain = merged(state, ordered=ordered)
     if architecture is not None:
         network: Network = described_network(plain.state, architecture, ordered=ordered)
-        return ReadNetwork(network, notes=plain.notes)
+        return ReadNetwork(network, notes=plain.notes, is_folded=plain.is_folded)
     try:
         network = dense_network(plain.state, ordered=ordered)
     except UnsupportedModelError as error:
@@ -99,7 +99,7 @@ def network_of(
         if advice is None:
             raise
         raise UnsupportedModelError([*error.problems, advice], supported=SUPPORTED) from error
-    return ReadNetwork(network, notes=plain.notes, is_assumed=True)
+    return ReadNetwork(network, notes=plain.notes, is_assumed=True, is_folded=plain.is_folded)
 
 
 def _own_layers(path: Path, kind: _Kind) -> Callable[[Path, Architecture | None, int], ReadNetwork] | None:

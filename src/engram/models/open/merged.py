@@ -38,6 +38,7 @@ class MergedState:
 
     state: State
     notes: tuple[str, ...] = ()
+    is_folded: bool = False
 
 
 def merged(state: Mapping[str, Tensor], *, ordered: bool = True) -> MergedState:
@@ -61,7 +62,7 @@ def merged(state: Mapping[str, Tensor], *, ordered: bool = True) -> MergedState:
     plain, found, note = _batch_norms(plain, ordered)
     if found:
         notes.append(FOLDED.format(listed(found, most=4), note))
-    return MergedState(plain, tuple(notes))
+    return MergedState(plain, tuple(notes), is_folded=bool(found))
 
 
 def _replaced(state: State, gone: Mapping[str, State]) -> State:
