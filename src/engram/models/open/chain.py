@@ -99,7 +99,7 @@ class Affine:
 
 
 BYTES = 16
-"""A normalisation that divides by more than this is one of bytes, 0 to 255."""
+"""A normalisation of images that divides by more than this is one of bytes, 0 to 255."""
 Step = Weighted | Affine | Nonlinearity | AvgPool | MaxPool | Flatten
 
 
@@ -119,14 +119,17 @@ class ReadNetwork:
 
 def assembled(steps: Sequence[Step], input_shape: Shape | None, notes: Sequence[str] = ()) -> ReadNetwork:
     """The network that computes `steps` one after the other; its input shape is needed for convolutions."""
-    normalization, rest = _preprocessing(list(steps))
+    is_image = input_shape is not None and len(input_shape) == 3
+    normalization, rest = _preprocessing(list(steps), is_image=is_image)
     folded, names, problems = _folded(rest)
     layers = [
         step.layer if isinstance(step, Weighted) else step for step in folded if not isinstance(step, Affine)
     ]
     weighted = [step for step in folded if isinstance(step, Weighted)]
-    while layers and not isinstance(layers[-1], Dense | Conv):
-        layers.pop()  # a softmax or sigmoid at the end, which the task implies
+    while layers and isinstance(layers[-1], Flatten):
+        layers.pop()
+    if layers and weighted and not isinstance(layers[-1], Dense | Conv):
+        problems.append(f"it ends in {layers[-1]}, not in a layer with weights")
     if not weighted:
         problems.append("it has no fully-connected layer and no convolution")
     if problems:
@@ -177,7 +180,7 @@ def _network(
     return DenseNetwork(weights, biases, activation=kinds.pop())
 
 
-def _preprocessing(steps: list[Step]) -> tuple[Normalization | None, list[Step]]:
+def _preprocessing(steps: list[Step], *, is_image: bool) -> tuple[Normalization | None, list[Step]]:
     """Normalisations before the first layer, as (x - mean) / std, and the steps after them."""
     scale = shift = None
     while steps and isinstance(steps[0], Affine | Flatten):
@@ -193,7 +196,7 @@ def _preprocessing(steps: list[Step]) -> tuple[Normalization | None, list[Step]]
     if scale is None or shift is None:
         return None, steps
     mean, std = -shift / scale, 1 / scale
-    if float(std.max()) >= BYTES:  # the file's inputs are bytes, engram's are pixels in [0, 1]
+    if is_image and float(std.min()) >= BYTES:  # the file's inputs are bytes, engram's are pixels in [0, 1]
         mean, std = mean / 255, std / 255
     found = Normalization(tuple(mean.flatten().tolist()), tuple(std.flatten().tolist()))
     return None if found == NORMALIZATIONS["none"] else found, steps
