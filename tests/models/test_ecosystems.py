@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.checkpoints import CASES, SAME, Made, difference, mlp, onnx, perceptron
+from safetensors.torch import save_file
 from torch import nn
 
 from engram.attacks.registry import make_attack
@@ -64,6 +65,19 @@ def test_a_head_is_found_in_a_larger_model(tmp_path: Path) -> None:
     assert "--head classifier --input-shape 1152" in str(caught.value)
     with pytest.raises(ConfigError, match="they begin with features, classifier"):
         open_view(made.path, head="neck")
+
+
+def test_a_directory_of_weights_and_a_config(tmp_path: Path) -> None:
+    """As Hugging Face's libraries save models; its classifier is read like any head."""
+    from benchmarks.checkpoints import Classifier
+
+    model = Classifier()
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"architectures": ["Classifier"]}')
+    view = open_view(tmp_path, head="classifier", input_shape=(1152,))
+    inputs = torch.rand(3, 1152)
+    assert torch.allclose(view.network(inputs), model.eval().classifier(inputs), atol=1e-6)
+    assert view.is_assumed
 
 
 def test_what_a_file_says_about_itself(tmp_path: Path) -> None:

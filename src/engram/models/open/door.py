@@ -162,6 +162,8 @@ class PublicCard:
         if not isinstance(model, str | Path) or not Path(model).is_dir():
             return cls()
         path = Path(model) / CARD_FILE
+        if not path.exists() and _is_foreign(Path(model)):
+            return cls()
         if not path.exists():
             raise CheckpointError(
                 f"{model} contains no {CARD_FILE}, so it is not a finished target of `engram train`; "
@@ -176,6 +178,11 @@ class PublicCard:
             raise CheckpointError(f"{path} is not a card that this version can read: {error!r}") from error
 
 
+def _is_foreign(directory: Path) -> bool:
+    """Whether this is a directory as Hugging Face's libraries save models: weights and a config.json."""
+    return all((directory / name).exists() for name in (MODEL_FILE, "config.json"))
+
+
 def _network(
     model: Model, card: PublicCard, shape: tuple[int, ...] | None, arch: str | None, head: str | None
 ) -> ReadNetwork:
@@ -184,7 +191,7 @@ def _network(
         path = Path(model)
         read = read_model(path / MODEL_FILE if path.is_dir() else path, layers, head=head)
         # what engram trained is a ReLU network: nothing is assumed
-        return ReadNetwork(read.network) if path.is_dir() else read
+        return ReadNetwork(read.network) if (path / CARD_FILE).exists() else read
     if isinstance(model, Network):
         return ReadNetwork(model)
     if is_estimator(model):
