@@ -36,6 +36,8 @@ AT_ONCE = 500
 WAYS = ("auto", "train", "zero")
 BETTER_INPUTS = 1.1
 """Another preprocessing is likelier if the weights have this many times the evidence with it ..."""
+LEAST_EVIDENCE = 1000.0
+"""Evidence below this, in nats, says nothing: training has hardly moved the weights."""
 BETTER_SPREAD = 0.87
 """... or, with convolutions, if the training margins spread less than this share of what they do now."""
 BETTER_ACCURACY = 0.02
@@ -144,7 +146,8 @@ def judged_mean(
     some = train.first(min(len(train), MOST_RECORDS))
     found = {text: _evidence(dense.network, task, how, some) for text, how in usual.items()}
     best = max(found, key=lambda text: found[text])
-    is_better = found[best] > BETTER_INPUTS * max(_evidence(dense.network, task, chosen, some), 0.0)
+    now = max(_evidence(dense.network, task, chosen, some), LEAST_EVIDENCE)
+    is_better = found[best] > BETTER_INPUTS * now
     return replace(chosen, likelier=best if is_better else None)
 
 
@@ -160,15 +163,16 @@ def _evidence(network: DenseNetwork, task: Task, how: Preprocessing, records: Im
 
 def _rank(
     how: Preprocessing, model: nn.Module, task: Task, sets: list[ImageSet], dense: AttackerView | None
-) -> tuple[bool, float, float]:
-    """Whether the training records are right; the evidence, or the mean accuracy of the sets; minus the loss."""
+) -> tuple[float, float, float]:
+    """The evidence, where there is enough to say anything; the mean accuracy of the sets; minus the loss."""
     outputs = [_outputs(model, one.images, how) for one in sets]
     right = [task.correct(some, one.labels).double().mean() for some, one in zip(outputs, sets, strict=True)]
     loss = [task.loss(some, one.labels) for some, one in zip(outputs, sets, strict=True)]
-    learnt, fits = bool(right[0] >= LEARNT), float(torch.stack(right).mean())
-    if learnt and dense is not None:
-        fits = sum(_evidence(dense.network, task, how, one.first(min(len(one), MOST_RECORDS))) for one in sets)
-    return learnt, fits, -float(torch.stack(loss).mean())
+    says = 0.0
+    if dense is not None:
+        says = sum(_evidence(dense.network, task, how, one.first(min(len(one), MOST_RECORDS))) for one in sets)
+    enough = says if says > LEAST_EVIDENCE else 0.0
+    return enough, float(torch.stack(right).mean()), -float(torch.stack(loss).mean())
 
 
 def _with_accuracy(how: Preprocessing, model: nn.Module, task: Task, train: ImageSet) -> Preprocessing:
@@ -215,7 +219,7 @@ def unlike_relu(view: AttackerView[Network], how: Preprocessing, train: ImageSet
         name: _evidence(replace(dense.network, activation=activation_named(name)), view.task, how, some)
         for name in ("relu", *OTHERS)
     }
-    return max(found.values()) > BETTER_EVIDENCE * max(found["relu"], 0.0)
+    return max(found.values()) > BETTER_EVIDENCE * max(found["relu"], LEAST_EVIDENCE)
 
 
 def weight_evidence(network: DenseNetwork, task: Task, entering: Tensor, labels: Tensor) -> float:

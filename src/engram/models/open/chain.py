@@ -34,7 +34,7 @@ from engram.models.architecture import (
     Shape,
 )
 from engram.models.networks import ConvNetwork, DenseNetwork, Network
-from engram.models.view import NORMALIZATIONS, Normalization
+from engram.models.view import Normalization
 
 SUPPORTED = (
     "chains of fully-connected layers and convolutions with one kind of activation, average and max pooling, "
@@ -198,8 +198,7 @@ def _preprocessing(steps: list[Step], *, is_image: bool) -> tuple[Normalization 
     mean, std = -shift / scale, 1 / scale
     if is_image and float(std.min()) >= BYTES:  # the file's inputs are bytes, engram's are pixels in [0, 1]
         mean, std = mean / 255, std / 255
-    found = Normalization(tuple(mean.flatten().tolist()), tuple(std.flatten().tolist()))
-    return None if found == NORMALIZATIONS["none"] else found, steps
+    return Normalization(tuple(mean.flatten().tolist()), tuple(std.flatten().tolist())), steps
 
 
 def _folded(steps: list[Step]) -> tuple[list[Step], list[str], list[str]]:

@@ -54,7 +54,7 @@ def open_view(
 
     model        a module, a state_dict, a network, a fitted MLPClassifier or MLPRegressor of scikit-learn, or the
                  path of a file or of a directory of `engram train`
-    input_shape  of one input, (3, 32, 32) or "3x32x32"; directories and .pt2 files specify their own
+    input_shape  of one input, (3, 32, 32) or "3x32x32"; directories, .pt2, ONNX and Keras files specify their own
     task         what the outputs mean, by name; default: the card's, else binary for one output, else classes
     arch         the layers of a file with convolutions, e.g. "conv3x32 relu flatten 1000 relu 1"
     activation   between the layers, which a state_dict does not say, e.g. "gelu"; default: "relu"
