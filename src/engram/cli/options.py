@@ -67,7 +67,7 @@ Mean = Annotated[
     typer.Option(
         "--mean",
         help="Mean subtracted from inputs: train (the training mean), zero (none), or auto, which takes the one "
-        "with which the model classifies the records better.",
+        "that fits the weights better. For a scale too, use --normalize.",
     ),
 ]
 Labels = Annotated[
