@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +15,16 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import engram
-from engram.auditing.preprocessing import Preprocessing, chosen_preprocessing, doubts
+from engram.auditing.preprocessing import Preprocessing, chosen_preprocessing, doubts, weight_evidence
 from engram.auditing.verdict import AuditVerdict
 from engram.cli.app import app
 from engram.core.errors import ConfigError
 from engram.data.choice import DataChoice
-from engram.models.networks import Network
+from engram.members.matched_filter import RIDGES
+from engram.models.networks import DenseNetwork, Network
 from engram.models.open.door import open_view
 from engram.models.open.modules import as_module
+from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 
 SHAPE = (1, 25, 25)
@@ -87,6 +90,42 @@ def test_a_model_that_was_not_trained_on_the_records_is_not_doubted() -> None:
     found = chosen(view)
     assert found.accuracy < 0.9
     assert doubts(view, found, DATA.train) == ()
+
+
+def test_a_normalisation_that_is_wrong_is_noticed() -> None:
+    model = trained(mlp(), prepared("half"))
+    wrong = open_view(dict(model.state_dict()), input_shape=SHAPE, normalize="mnist")
+    found = chosen(wrong, "mnist")
+    assert found.gain is None
+    assert found.likelier == "half"
+    unneeded = open_view(dict(trained(mlp(), prepared("zero")).state_dict()), input_shape=SHAPE, normalize="half")
+    assert chosen(unneeded, "half").likelier == "none"
+
+
+def test_evidence_is_that_of_the_marginal_likelihood() -> None:
+    """Against the density of the weights as one Gaussian vector, with its whole covariance."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, labels = torch.randn(6, 4, generator=generator, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 1, 0])
+    signs = (2 * labels - 1).double()
+    upper = torch.randn(1, 5, generator=generator, dtype=torch.float64)
+    weight = 0.1 * torch.randn(5, 4, generator=generator, dtype=torch.float64)
+
+    def gradients(first: Tensor) -> Tensor:
+        leaf = first.clone().requires_grad_()
+        margins = signs * DenseNetwork((leaf, upper), (None, None))(inputs)[:, 0]
+        return torch.stack([torch.autograd.grad(one, leaf, retain_graph=True)[0].flatten() for one in margins])
+
+    weight = weight + 2 * gradients(weight).sum(0).view(5, 4)
+    vectors, flat = gradients(weight), weight.flatten()
+    size, top, best = flat.numel(), float(torch.linalg.eigvalsh(vectors @ vectors.T)[-1]), -torch.inf
+    for ridge in RIDGES:
+        shape = torch.eye(size, dtype=torch.float64) + vectors.T @ vectors / (ridge * top)
+        variance = float(flat @ torch.linalg.solve(shape, flat)) / size
+        best = max(best, -(size * math.log(variance) + float(torch.linalg.slogdet(shape)[1])) / 2)
+    expected = best + size * math.log(float(flat.square().mean())) / 2
+    found = weight_evidence(DenseNetwork((weight, upper), (None, None)), Binary(), inputs, labels)
+    assert expected > 5
+    assert found == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_mean_beside_a_normalisation_is_refused() -> None:

@@ -29,6 +29,7 @@ from engram.members.matched_filter import RIDGES
 from engram.members.membership import margin_of
 from engram.models.activations import activation_named
 from engram.models.networks import DenseNetwork, Network
+from engram.models.open.modules import as_module
 from engram.models.tasks import Task
 from engram.models.view import NORMALIZATIONS, AttackerView, Normalization
 
@@ -108,8 +109,11 @@ def chosen_preprocessing(
     if normalization is not None:
         if way != "auto":
             raise ConfigError("--mean does nothing with --normalize, which includes a mean; leave it out")
-        found = _normalized(normalization, train.shape, normalization.text, applies_gain=view is not None)
-        return _with_accuracy(found, model, task, train)
+        bare = None if view is None else replace(view, network=replace(view.network, gain=None))
+        plain = model if bare is None else as_module(bare.network)
+        given = _with_accuracy(_normalized(normalization, train.shape, normalization.text), plain, task, train)
+        found = _judged(given, plain, task, train, bare)
+        return found if view is None else replace(found, gain=None)
     means = {"train": train.images.mean(0), "zero": torch.zeros(train.shape)}
     names = [way] if way in means else list(means)
     tried = {name: Preprocessing(means[name], name, 0.0) for name in names}
@@ -133,7 +137,13 @@ def judged_mean(
     view: AttackerView[Network] | None = None,
 ) -> Preprocessing:
     """A mean [*shape] as it was chosen, with what the training records say about it."""
-    chosen = _with_accuracy(Preprocessing(mean, name, 0.0), model, task, train)
+    return _judged(_with_accuracy(Preprocessing(mean, name, 0.0), model, task, train), model, task, train, view)
+
+
+def _judged(
+    chosen: Preprocessing, model: nn.Module, task: Task, train: ImageSet, view: AttackerView[Network] | None
+) -> Preprocessing:
+    """With what fits the training records better, if something does; model and view take what `chosen` gives."""
     if len(train.shape) != 3 or len(train) < FEWEST:
         return chosen
     usual = {text: _with_accuracy(how, model, task, train) for text, how in _usual(train)}
@@ -180,17 +190,14 @@ def _with_accuracy(how: Preprocessing, model: nn.Module, task: Task, train: Imag
     return Preprocessing(how.mean, how.name, float(right), how.gain)
 
 
-def _normalized(
-    known: Normalization, shape: tuple[int, ...], name: str, *, applies_gain: bool = False
-) -> Preprocessing:
-    gain = None if applies_gain else known.gain_of(shape).view(shape)
-    return Preprocessing(known.mean_of(shape), name, 0.0, gain)
+def _normalized(known: Normalization, shape: tuple[int, ...], name: str) -> Preprocessing:
+    return Preprocessing(known.mean_of(shape), name, 0.0, known.gain_of(shape).view(shape))
 
 
 def _usual(train: ImageSet) -> Iterator[tuple[str, Preprocessing]]:
     """The normalisations of other people's scripts that fit the channels, and the one of these very images."""
     for name, one in NORMALIZATIONS.items():  # those of digits are for one channel
-        if name in ("half", "bytes") or (name != "none" and len(one.mean) == train.shape[0]):
+        if name in ("none", "half", "bytes") or len(one.mean) == train.shape[0]:
             yield name, _normalized(one, train.shape, name)
     axes = (0, 2, 3)
     own = Normalization.of((train.images.mean(axes), train.images.std(axes).clamp(min=1e-3)))
@@ -223,14 +230,13 @@ def unlike_relu(view: AttackerView[Network], how: Preprocessing, train: ImageSet
 
 
 def weight_evidence(network: DenseNetwork, task: Task, entering: Tensor, labels: Tensor) -> float:
-    """How much likelier the hidden layers' weights are as sums over these records' gradients than as noise, in
-    nats.
+    """How much likelier the hidden layers are as sums over these records' gradients than as noise, in nats.
 
     W = sum_i lambda_i g_i + noise, lambda ~ N(0, tau²), noise ~ N(0, sigma²), with both at their likeliest values.
     In the eigenbasis of K_ij = <g_i, g_j>, with c_j the weights' coordinates and rho = sigma² / tau²,
 
-        sigma² = (sum_j c_j² rho / (kappa_j + rho) + |rest|²) / D,   log L = -(D log sigma² + sum_j log(1 + kappa_j
-        / rho)) / 2
+        sigma² = (sum_j c_j² rho / (kappa_j + rho) + |rest|²) / D
+        log L  = -(D log sigma² + sum_j log(1 + kappa_j / rho)) / 2
     """
     network = network.to(dtype=torch.float64)
     ones = torch.ones(len(labels), dtype=torch.float64)
