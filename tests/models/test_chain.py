@@ -98,9 +98,15 @@ def test_only_images_are_taken_for_bytes(shape: tuple[int, ...], expected: float
         ),
         ([dense(5, 4), RELU, norm(5), RELU, dense(1, 5)], "can't be folded into a layer"),
         ([dense(5, 4)], "no hidden layer"),
+        ([Weighted(torch.ones(5, 4), torch.ones(3)), RELU, dense(1, 5)], r"weights \[5, 4\] and a bias \[3\]"),
         ([RELU], "no fully-connected layer"),
     ],
 )
 def test_what_is_no_such_chain_is_refused(steps: list[Step], message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         assembled(steps, (4,))
+
+
+def test_kernels_that_do_not_fit_their_input_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"weights \[4, 2, 3, 3\], but takes \[4, 3, 3, 3\]"):
+        assembled([CONV, RELU, Flatten(), dense(1, 64)], (3, 4, 4))

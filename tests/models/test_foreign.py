@@ -520,6 +520,28 @@ def test_weights_stored_as_in_by_out_are_transposed(biases: bool) -> None:
         assert torch.equal(network.weights[1], second.T)
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"0.weight_g": torch.ones(8, 1, dtype=torch.int32), "0.weight_v": torch.ones(8, 5, dtype=torch.int32)},
+        {"0.weight_g": torch.ones(3, 1), "0.weight_v": torch.ones(8, 5)},
+        {"0.weight_orig": torch.ones(8, 5), "0.weight_u": torch.ones(8), "0.weight_v": torch.ones(4)},
+        {"0.weight_orig": torch.ones(8, 5).to_sparse(), "0.weight_mask": torch.ones(8, 5)},
+        {"0.weight": torch.ones(8, 5), "1.running_mean": torch.ones(8), "1.running_var": torch.ones(3)},
+        {"0.weight": torch.ones(8, 5), "1.running_mean": torch.tensor(1.0), "1.running_var": torch.tensor(1.0)},
+        {
+            "0.weight": torch.ones(8, 5),
+            "1.running_mean": torch.ones(8, device="meta"),
+            "1.running_var": torch.ones(8),
+        },
+    ],
+)
+def test_parts_that_do_not_fit_are_refused_not_raised(tmp_path: Path, parts: State) -> None:
+    path = saved(tmp_path, {**parts, "2.weight": torch.ones(1, 8)})
+    with pytest.raises((UnsupportedModelError, CheckpointError)):
+        read_network(path)
+
+
 def test_several_orders_are_listed_not_guessed() -> None:
     """Sorted, hidden_three comes before hidden_two; alphabetical order proves nothing."""
     net = relu_net(5, 4, 4, 4, 1)

@@ -67,7 +67,7 @@ class Weighted:
 
     def then(self, norm: Affine) -> Weighted:
         """This layer with a normalisation after it."""
-        scale, shift = (value.to(self.weight) for value in (norm.scale, norm.shift))
+        scale, shift = (value.to(self.weight).expand(len(self.weight)) for value in (norm.scale, norm.shift))
         weight = scale.view(-1, *(1 for _ in self.weight.shape[1:])) * self.weight
         bias = shift if self.bias is None else scale * self.bias + shift
         return Weighted(weight, bias, self.stride, self.padding, self.dilation, self.groups, self.name)
@@ -132,6 +132,11 @@ def assembled(steps: Sequence[Step], input_shape: Shape | None, notes: Sequence[
         problems.append(f"it ends in {layers[-1]}, not in a layer with weights")
     if not weighted:
         problems.append("it has no fully-connected layer and no convolution")
+    problems += [
+        f"{step.name or 'a layer'} has weights {list(step.weight.shape)} and a bias {list(step.bias.shape)}"
+        for step in weighted
+        if step.bias is not None and step.bias.shape != step.weight.shape[:1]
+    ]
     if problems:
         raise UnsupportedModelError(problems, supported=SUPPORTED)
     dtype = reduce(torch.promote_types, (step.weight.dtype for step in weighted), torch.float32)
@@ -159,7 +164,11 @@ def _network(
     if any(isinstance(layer, Conv) for layer in layers):
         if input_shape is None:
             raise ConfigError("convolutions need the shape of one input; give it, e.g. --input-shape 3x32x32")
-        return ConvNetwork(weights, biases, Architecture(tuple(input_shape), tuple(layers)))
+        architecture = Architecture(tuple(input_shape), tuple(layers))
+        for weight, shape in zip(weights, architecture.weight_shapes, strict=True):
+            if tuple(weight.shape) != shape:
+                raise ConfigError(f"a layer has weights {list(weight.shape)}, but takes {list(shape)}")
+        return ConvNetwork(weights, biases, architecture)
     dense = [layer for layer in layers if not isinstance(layer, Flatten)]
     if len(weights) < 2:
         raise ConfigError("it has only one layer: there is no hidden layer to read images from")

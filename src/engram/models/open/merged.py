@@ -22,6 +22,8 @@ from engram.models.open.chain import Affine, Weighted
 from engram.models.open.state_dict import dense_network, layer_of, listed
 
 State = dict[str, Tensor]
+MOST_TENSORS = 4000
+"""Beyond this no parts are put together and no head is looked for, which takes the square of their number."""
 BATCH_NORM_EPSILON = 1e-5
 """PyTorch's default; a state_dict does not say."""
 PARAMETRIZED = re.compile(r"^(?P<stem>.*?\.?)parametrizations\.(?P<leaf>weight|bias)\.(?P<part>.+)$")
@@ -48,7 +50,16 @@ def merged(state: Mapping[str, Tensor], *, ordered: bool = True) -> MergedState:
     >>> merged(parts).state
     {'a.weight': tensor([[2., 0.]])}
     """
-    plain, notes = dict(state), []
+    if len(state) > MOST_TENSORS:
+        return MergedState(dict(state))
+    try:
+        return _merged(dict(state), ordered)
+    except Exception:  # parts that don't fit together, in a file that may be hostile
+        return MergedState(dict(state))
+
+
+def _merged(plain: State, ordered: bool) -> MergedState:
+    notes = []
     kinds = (
         ("weight norm", _weight_norm),
         ("spectral norm", _spectral_norm),
@@ -168,9 +179,10 @@ def _batch_norms(state: State, ordered: bool) -> tuple[State, list[str], str]:
         gamma, beta = own.get(f"{stem}.weight"), own.get(f"{stem}.bias")
         norm = Affine.batch_norm(mean, variance, gamma, beta, BATCH_NORM_EPSILON, stem)
         layers = [name for name in made if name.endswith(".weight") and made[name].ndim >= 2]
-        place = list(made).index(next(iter(own)))
-        before = [name for name in layers if list(made).index(name) < place and len(made[name]) == len(mean)]
-        behind = [name for name in layers if list(made).index(name) > place]
+        order = {name: number for number, name in enumerate(made)}
+        place = order[next(iter(own))]
+        before = [name for name in layers if order[name] < place and len(made[name]) == len(mean)]
+        behind = [name for name in layers if order[name] > place]
         if before and not _stands_apart(before[-1], stem):
             target = before[-1]
             changed = Weighted(made[target], made.get(_bias(target))).then(norm)
@@ -237,6 +249,8 @@ def head_of(state: Mapping[str, Tensor], prefix: str, name: str) -> State:
 
 def heads_in(state: Mapping[str, Tensor]) -> str | None:
     """What could be read in a larger model: the last part of it that is a chain of fully-connected layers."""
+    if len(state) > MOST_TENSORS:
+        return None
     prefixes: dict[str, int] = {}
     for place, name in enumerate(state):
         parts = name.split(".")
