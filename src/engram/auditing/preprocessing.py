@@ -43,9 +43,9 @@ BETTER_SPREAD = 0.87
 """... or, with convolutions, if the training margins spread less than this share of what they do now."""
 BETTER_ACCURACY = 0.02
 """Or if it gets this share more of the training records right."""
-BETTER_EVIDENCE = 1.4
+BETTER_EVIDENCE = 1.6
 """The weights do not fit ReLU if another activation has this many times its evidence (`weight_evidence`). Smooth
-gates explain the weights of ReLU networks up to 1.2 times as well; those of GELU networks 1.7 times and more."""
+gates explain the weights of ReLU networks up to 1.5 times as well; those of GELU networks 1.7 times and more."""
 OTHERS = ("gelu", "silu", "elu", "tanh", "sigmoid", "leaky:0.2")
 FEWEST, MOST_RECORDS = 20, 500
 ALIKE = 0.05
