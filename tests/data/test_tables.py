@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import engram
+from engram.attacks.reconstruction import Reconstruction
+from engram.auditing.page import values_section
 from engram.core.errors import DataError
 from engram.data.catalog import load
 from engram.data.own_files import load_csv, load_safetensors
@@ -97,9 +100,20 @@ def test_the_report_says_which_values_came_back(tmp_path: Path) -> None:
         optimizer.zero_grad()
         nn.functional.softplus(-(2 * sets[0].labels - 1) * model(inputs)[:, 0]).mean().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    record = engram.audit(model, input_shape=(6,), train=sets[0], held_out=sets[1], seconds=3, baselines="none")
+    settings = engram.EngineSettings(steps=150, restarts=2)
+    record = engram.audit(
+        model, input_shape=(6,), train=sets[0], held_out=sets[1], settings=settings, baselines="none"
+    )
     assert record.comparison is not None
     page = record.to_html()
     assert "Records read out of the weights" in page
-    if record.comparison.count.train:
-        assert "age " in page.partition("Records read out of the weights")[2]
+    perfect = Reconstruction(inputs, torch.ones(12), sets[0].labels)
+    near = replace(record.comparison, score=engram.compare(perfect, record.comparison.data))
+    assert near.count.train == 12
+    section = values_section(replace(record, comparison=near))
+    assert section is not None
+    index, _, text = section.tables[0].rows[0]
+    found = [part.split() for part in str(text).split(", ")]
+    assert [name for name, _, _ in found] == ["age", "weight", "income", "height", "sex"]
+    assert isinstance(index, int)
+    assert found[0][1:] == [f"{float(sets[0].images[index, 0]):.4g}", f"({float(sets[0].images[index, 0]):.4g})"]

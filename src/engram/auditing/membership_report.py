@@ -173,8 +173,7 @@ def run_membership(
     if view is None and normalize is not None:
         known = Normalization.parse(normalize)
     chosen = chosen_preprocessing(model, meaning, train, held_out, mean, known, view=view)
-    about = chosen.doubt if view is None else None
-    found = doubts(view, chosen, train) if view is not None else () if about is None else (about,)
+    found = doubts(view, chosen, train)
     sources = (InputBatches(one, chosen, batch) for one in (train, held_out))
     record = membership(
         model,

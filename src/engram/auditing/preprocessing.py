@@ -266,10 +266,10 @@ def weight_evidence(network: DenseNetwork, task: Task, entering: Tensor, labels:
     return total
 
 
-def doubts(view: AttackerView[Network], how: Preprocessing, train: ImageSet) -> tuple[str, ...]:
+def doubts(view: AttackerView[Network] | None, how: Preprocessing, train: ImageSet) -> tuple[str, ...]:
     """What is probably wrong about how the model was read, each with what to do."""
     found = [] if how.doubt is None else [how.doubt]
-    if how.likelier is None and unlike_relu(view, how, train):
+    if view is not None and how.likelier is None and unlike_relu(view, how, train):
         found.append(
             "the weights do not fit ReLU between the layers, which was assumed: another activation explains them "
             f"much better. Name the one of your training script with --activation: {', '.join(OTHERS)}"

@@ -130,8 +130,9 @@ def readable_or_asked(
     from engram.models.open.door import parse_shape
     from engram.models.open.modules import built_module, readable_view
 
-    if given["arch"] is not None:
-        raise ConfigError("--arch does nothing with --model-code, which builds the model; leave it out")
+    if stray := [name for name in ("arch", "activation", "head", "base", "base_seed") if given[name] is not None]:
+        listed = ", ".join(f"--{name.replace('_', '-')}" for name in stray)
+        raise ConfigError(f"{listed} does nothing with --model-code, which builds the model; leave it out")
     module = built_module(given["model_code"], model)
     shape = None if given["input_shape"] is None else parse_shape(given["input_shape"])
     records = loaded_records(model, given["task"] or "multiclass", given, shape)

@@ -1,24 +1,22 @@
-"""`engram data`: list, fetch and show data sets."""
+"""`engram data`: list, fetch and show data sets; and the records that other commands' options ask for."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from engram.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from engram.data.choice import DataChoice
-    from engram.data.sets import ImageSet
-import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from engram.cli import options as opt
 from engram.cli.options import progress_bar
+from engram.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engram.data.choice import DataChoice
+    from engram.data.sets import ImageSet
 
 NO_CONTROL = "none"
 
