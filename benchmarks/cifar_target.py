@@ -10,8 +10,7 @@ from engram.core.loop import Observer
 from engram.data.choice import DataChoice
 from engram.models.tasks import Binary
 from engram.pipeline import build_target
-from engram.training.recipe import Recipe
-from engram.training.spec import MLPSpec
+from engram.training.recipe import MLPSpec, Recipe
 from engram.training.target import Card, Quality
 
 

@@ -25,8 +25,7 @@ from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.pipeline import build_target
 from engram.scoring.metrics import ncc
-from engram.training.recipe import Recipe
-from engram.training.spec import MLPSpec
+from engram.training.recipe import MLPSpec, Recipe
 
 TARGETS = (
     DataChoice(name="faces", labels="gate", n=50, seed=11),

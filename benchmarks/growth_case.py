@@ -24,8 +24,7 @@ from engram.core import files
 from engram.models.networks import DenseNetwork
 from engram.models.row_space import RowSpace, first_layer_space
 from engram.models.tasks import Binary
-from engram.training.recipe import Recipe
-from engram.training.spec import MLPSpec
+from engram.training.recipe import MLPSpec, Recipe
 from engram.training.target import make_descent
 
 PRIOR = 1.6

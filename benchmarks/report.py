@@ -18,14 +18,13 @@ import torch
 from engram.attacks.reconstruction import Reconstruction
 from engram.auditing.comparison import audit_data, blind_view, compare_with
 from engram.auditing.inspect import describe
-from engram.auditing.reach import judge
 from engram.auditing.record import AttackSummary, AuditRecord, Moment
-from engram.auditing.verdict import decide
+from engram.auditing.verdict import decide, judge
 from engram.core.runs import versions
 from engram.members.kkt import dense_part
 from engram.models.tasks import Binary
 from engram.models.view import AttackerView
-from engram.training.spec import MLPSpec
+from engram.training.recipe import MLPSpec
 
 SHAPE = (3, 32, 32)
 

@@ -39,8 +39,7 @@ from engram.models.open.door import open_view
 from engram.models.open.files import read_network
 from engram.models.tasks import Binary, task_named
 from engram.models.view import AttackerView
-from engram.training.recipe import Recipe
-from engram.training.spec import MLPSpec
+from engram.training.recipe import MLPSpec, Recipe
 from engram.training.target import card_of, train
 
 RECIPE = Recipe(lr=0.1, epochs=300)

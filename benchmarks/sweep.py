@@ -25,7 +25,7 @@ from engram.sweep.executors import Executor, InProcess, Job, Processes
 from engram.sweep.space import PRESETS, SweepSpec
 from engram.sweep.sweep import Sweep, drive
 from engram.sweep.trial import Ended, TrialOrder, packed, run_trial
-from engram.training.spec import MLPSpec
+from engram.training.recipe import MLPSpec
 
 TURNS = 3
 

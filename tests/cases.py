@@ -8,7 +8,7 @@ from torch import Tensor
 from engram.models.networks import DenseNetwork
 from engram.models.tasks import Binary, Multiclass, MulticlassPairs, Regression, Task, infer_task
 from engram.models.view import AttackerView
-from engram.training.spec import BiasPolicy, MLPSpec
+from engram.training.recipe import BiasPolicy, MLPSpec
 
 TASKS: tuple[Task, ...] = (
     Binary(),

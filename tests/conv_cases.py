@@ -10,7 +10,7 @@ from torch import Tensor
 from engram.data.readers import load_faces
 from engram.models.networks import ConvNetwork
 from engram.models.tasks import Binary
-from engram.training.spec import BiasPolicy, ConvSpec
+from engram.training.recipe import BiasPolicy, ConvSpec
 
 SHAPE = (1, 12, 12)
 SIZE = 8

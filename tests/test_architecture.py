@@ -14,8 +14,7 @@ from engram.data.choice import DataChoice
 from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.pipeline import build_target
-from engram.training.recipe import Recipe
-from engram.training.spec import MLPSpec
+from engram.training.recipe import MLPSpec, Recipe
 
 SOURCE = Path(__file__).parents[1] / "src" / "engram"
 

@@ -11,14 +11,14 @@ import pytest
 import typer
 
 from engram.cli import app as command_line
-from engram.cli import audit, inspect, membership, reconstruct, reproduce, score, sweep, train, watch
+from engram.cli import audit, inspect, membership, reconstruct, reproduce, score, sweep, train
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 HELP = {
     f"help of {module.__name__.rpartition('.')[2]}": module.EXAMPLES
-    for module in (audit, inspect, membership, reconstruct, reproduce, score, sweep, train, watch)
-} | {"help of demo": audit.DEMO_EXAMPLES}
+    for module in (audit, inspect, membership, reconstruct, reproduce, score, sweep, train)
+} | {"help of demo": audit.DEMO_EXAMPLES, "help of watch": reconstruct.WATCH_EXAMPLES}
 PLACEHOLDERS = {"N": "10", "NUMBER": "10", "...": "10"}
 
 

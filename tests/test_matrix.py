@@ -24,7 +24,7 @@ from engram.pipeline import attack
 from engram.sweep.executors import InProcess
 from engram.sweep.space import PRESETS, SweepSpec
 from engram.sweep.sweep import Sweep, drive
-from engram.training.spec import ConvSpec, MLPSpec
+from engram.training.recipe import ConvSpec, MLPSpec
 from tests.cli.command import engram
 
 SHAPE = (1, 6, 6)

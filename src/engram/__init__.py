@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from engram.pipeline import attack as attack
     from engram.pipeline import build_target as build_target
     from engram.pipeline import compare as compare
+    from engram.training.recipe import ConvSpec as ConvSpec
+    from engram.training.recipe import MLPSpec as MLPSpec
     from engram.training.recipe import Recipe as Recipe
-    from engram.training.spec import ConvSpec as ConvSpec
-    from engram.training.spec import MLPSpec as MLPSpec
     from engram.training.target import open_target as open_target
 
 _HOMES = {
@@ -49,11 +49,11 @@ _HOMES = {
     "AuditRecord": "engram.auditing.record",
     "Binary": "engram.models.tasks",
     "Buzaglo2023": "engram.attacks.settings",
-    "ConvSpec": "engram.training.spec",
+    "ConvSpec": "engram.training.recipe",
     "DataChoice": "engram.data.choice",
     "EngineSettings": "engram.attacks.settings",
     "Haim2022": "engram.attacks.settings",
-    "MLPSpec": "engram.training.spec",
+    "MLPSpec": "engram.training.recipe",
     "MembershipRecord": "engram.members.membership",
     "Multiclass": "engram.models.tasks",
     "MulticlassPairs": "engram.models.tasks",

@@ -31,8 +31,7 @@ from engram.models.tasks import Task
 from engram.scoring.match import Assignment
 from engram.scoring.protocols import Buzaglo2023Protocol, ScoringProtocol, VectorProtocol
 from engram.scoring.report import ScoreReport, evaluate
-from engram.training.recipe import Recipe
-from engram.training.spec import ConvSpec, MLPSpec, Spec
+from engram.training.recipe import ConvSpec, MLPSpec, Recipe, Spec
 from engram.training.target import (
     Card,
     Quality,

@@ -25,7 +25,7 @@ from engram.models.activations import RELU
 from engram.models.networks import DenseNetwork
 from engram.models.tasks import Binary
 from engram.models.view import AttackerView
-from engram.training.spec import BiasPolicy
+from engram.training.recipe import BiasPolicy
 from tests import cases, oracle
 
 

@@ -17,7 +17,7 @@ from engram.core.loop import Budget, Snapshots, StopReason, run
 from engram.models.activations import RELU
 from engram.models.networks import DenseNetwork
 from engram.models.tasks import Binary, Multiclass, MulticlassPairs, Regression, Task
-from engram.training.spec import BiasPolicy
+from engram.training.recipe import BiasPolicy
 from tests import cases, oracle
 
 FORMS = (Multiclass(3), MulticlassPairs(3), Regression("l2"))

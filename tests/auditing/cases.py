@@ -12,8 +12,7 @@ from engram.data.readers import load_faces
 from engram.data.sets import ImageSet
 from engram.models.networks import DenseNetwork
 from engram.models.tasks import Binary
-from engram.training.recipe import Recipe
-from engram.training.spec import MLPSpec
+from engram.training.recipe import MLPSpec, Recipe
 from engram.training.target import train
 
 SHAPE = (1, 25, 25)

@@ -10,7 +10,7 @@ import torch
 
 from engram.auditing.examine import Examination, ceiling, examine
 from engram.auditing.inspect import Description, Noise, describe
-from engram.auditing.reach import inspection_record, judge
+from engram.auditing.verdict import inspection_record, judge
 from engram.core.errors import ConfigError
 from engram.data.choice import DataChoice
 from engram.data.sets import Split
@@ -19,8 +19,7 @@ from engram.models.networks import DenseNetwork
 from engram.models.tasks import Binary, Multiclass
 from engram.models.view import AttackerView
 from engram.pipeline import build_target
-from engram.training.recipe import Recipe
-from engram.training.spec import MLPSpec
+from engram.training.recipe import MLPSpec, Recipe
 from tests.cases import network, points
 
 Gate = tuple[AttackerView, Split, Description, Examination]

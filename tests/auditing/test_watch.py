@@ -15,7 +15,7 @@ import pytest
 from engram.attacks.engine.dense import Engine
 from engram.attacks.settings import EngineSettings
 from engram.auditing.watch import Watcher, serve
-from engram.cli.watch import view
+from engram.cli.reconstruct import view
 from engram.core.errors import CheckpointError, ConfigError
 from engram.core.files import write_tensors
 from engram.core.loop import Budget, Snapshots, run

@@ -21,8 +21,7 @@ from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.pipeline import build_target
 from engram.scoring.report import Count
-from engram.training.recipe import Recipe
-from engram.training.spec import MLPSpec
+from engram.training.recipe import MLPSpec, Recipe
 from tests import cases
 
 DATA = DataChoice(name="faces", labels="gate", n=10)

@@ -25,8 +25,7 @@ from benchmarks.steps import (
 from engram.data.choice import DataChoice
 from engram.models.tasks import Binary
 from engram.pipeline import build_target
-from engram.training.recipe import Recipe
-from engram.training.spec import MLPSpec
+from engram.training.recipe import MLPSpec, Recipe
 from tests import cases as small
 
 SHORT = Recipe(lr=0.1, epochs=30)

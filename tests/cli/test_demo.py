@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from engram.attacks.settings import EngineSettings
 from engram.cli.audit import run_demo
 from engram.training.presets import GATE, Plan
-from engram.training.recipe import Recipe
-from engram.training.spec import MLPSpec
+from engram.training.recipe import MLPSpec, Recipe
 
 SMALL = Plan(
     data=replace(GATE.data, n=20),

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from engram.cli.app import app
 from engram.core.errors import EngramError
-from engram.sweep.index import write_index
+from engram.core.runs import write_index
 from tests.cli.command import engram
 
 SMALL = ("--set", "steps=15", "--set", "candidates=8")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from engram.core.errors import DataError
-from engram.data.safe_pickle import read_pickle
+from engram.data.readers import read_pickle
 
 
 class Calls:

@@ -7,7 +7,7 @@ import torch
 
 from engram.auditing.examine import examine
 from engram.auditing.inspect import describe
-from engram.auditing.reach import judge
+from engram.auditing.verdict import judge
 from engram.core.errors import ConfigError
 from engram.members.kkt import ON_BOUNDARY, boundaries, dense_part, membership_tests
 from engram.members.membership import margin_of
@@ -17,8 +17,7 @@ from engram.models.networks import Network
 from engram.models.open.modules import as_module
 from engram.models.tasks import Binary
 from engram.models.view import AttackerView
-from engram.training.recipe import Recipe
-from engram.training.spec import ConvSpec
+from engram.training.recipe import ConvSpec, Recipe
 from engram.training.target import train
 from tests.cases import points, view
 from tests.conv_cases import LABELS, SHAPE, drawn, faces, written

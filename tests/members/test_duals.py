@@ -12,7 +12,7 @@ from engram.core.errors import ConfigError
 from engram.members.kkt import kkt, nonnegative_minimum
 from engram.models.networks import DenseNetwork
 from engram.models.tasks import Binary, Multiclass
-from engram.training.spec import BiasPolicy
+from engram.training.recipe import BiasPolicy
 from tests.cases import network, points
 
 

@@ -14,8 +14,7 @@ from engram.members.scores import score_layers
 from engram.models.open.modules import as_module
 from engram.models.tasks import Binary, Multiclass, Regression
 from engram.models.view import AttackerView
-from engram.training.recipe import Recipe
-from engram.training.spec import MLPSpec
+from engram.training.recipe import MLPSpec, Recipe
 from engram.training.target import train
 from tests.cases import network, points
 

@@ -20,8 +20,7 @@ from engram.models.tasks import Binary, Multiclass, MulticlassPairs, Regression,
 from engram.models.view import AttackerView
 from engram.training.descent import GradientDescent
 from engram.training.factored import ConvDescent
-from engram.training.recipe import Recipe
-from engram.training.spec import BiasPolicy, ConvSpec
+from engram.training.recipe import BiasPolicy, ConvSpec, Recipe
 from engram.training.target import make_descent, train
 from tests import cases
 

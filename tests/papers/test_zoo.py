@@ -14,8 +14,7 @@ from engram.models.open.door import CARD_FILE, MODEL_FILE
 from engram.models.tasks import Binary, task_named
 from engram.pipeline import build_target
 from engram.training.presets import PRESETS, SCALES, Scale, plan
-from engram.training.recipe import Flow, Recipe
-from engram.training.spec import MLPSpec
+from engram.training.recipe import Flow, MLPSpec, Recipe
 from engram.training.target import ENTRY_FILE, TargetCache, content_key
 from tests.cli.command import engram
 

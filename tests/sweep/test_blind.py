@@ -13,7 +13,7 @@ from engram.models.networks import DenseNetwork
 from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.sweep.trial import unexplained_share
-from engram.training.spec import BiasPolicy
+from engram.training.recipe import BiasPolicy
 from tests import cases
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from engram.core import files
+from engram.core.runs import read_index
 from engram.sweep.executors import Processes
-from engram.sweep.index import read_index
 from engram.sweep.summary import conclude
 from engram.sweep.sweep import drive
 from tests.sweep import small

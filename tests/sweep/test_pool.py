@@ -7,7 +7,7 @@ import torch
 
 from engram.attacks.engine.consensus import SAME_IMAGE, confidence
 from engram.attacks.reconstruction import Reconstruction
-from engram.sweep.pool import pool_trials
+from engram.sweep.summary import pool_trials
 
 SHAPE = (1, 4, 4)
 

@@ -16,7 +16,7 @@ os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # Ray's future default, 
 ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'engram[ray]'")
 
 from engram.core.errors import ConfigError  # noqa: E402
-from engram.sweep.index import read_index  # noqa: E402
+from engram.core.runs import read_index  # noqa: E402
 from engram.sweep.ray_tasks import RayTasks  # noqa: E402
 from engram.sweep.summary import conclude  # noqa: E402
 from engram.sweep.sweep import drive  # noqa: E402

@@ -12,12 +12,12 @@ import optuna
 import pytest
 
 from engram.core.errors import ConfigError, EngramError
+from engram.core.runs import append_row, read_index
 from engram.data.choice import DataChoice
 from engram.data.sets import Split
 from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.sweep.executors import InProcess, Processes
-from engram.sweep.index import append_row, read_index
 from engram.sweep.space import PRESETS, WARM_UP, Space, SweepSpec
 from engram.sweep.study import Row
 from engram.sweep.summary import conclude

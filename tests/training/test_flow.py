@@ -18,8 +18,7 @@ from engram.models.tasks import Binary, Multiclass, Regression, Task
 from engram.training.descent import GradientDescent
 from engram.training.factored import GramDescent
 from engram.training.flow import FlowDescent, advance, reach
-from engram.training.recipe import Flow, Recipe
-from engram.training.spec import MLPSpec
+from engram.training.recipe import Flow, MLPSpec, Recipe
 from engram.training.target import measure, train
 from tests import cases
 

@@ -14,8 +14,7 @@ from engram.models.networks import DenseNetwork
 from engram.models.tasks import Binary, Task
 from engram.training.descent import GradientDescent
 from engram.training.factored import BatchDescent, GramDescent
-from engram.training.recipe import Recipe
-from engram.training.spec import BiasPolicy
+from engram.training.recipe import BiasPolicy, Recipe
 from engram.training.target import make_descent
 from tests import cases
 

@@ -13,8 +13,7 @@ from engram.core.errors import ConfigError
 from engram.core.loop import Budget, Snapshots, StopReason, run
 from engram.models.tasks import Binary, Multiclass, Task
 from engram.training.descent import GradientDescent
-from engram.training.recipe import Recipe
-from engram.training.spec import MLPSpec
+from engram.training.recipe import MLPSpec, Recipe
 from engram.training.target import measure, train
 from tests import cases
 

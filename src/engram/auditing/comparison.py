@@ -1,19 +1,22 @@
-"""What an audit compares: the given records, the candidates judged blind, and the two with each other."""
+"""What an audit compares: the given records, the candidates judged blind, and the two with each other; and what
+model inversion and the raw weights recover, scored like the attack."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from engram.attacks.inversion import InversionSettings, first_layer_images, invert
 from engram.attacks.reconstruction import Reconstruction
 from engram.auditing.examine import Examination, examine
 from engram.core.errors import require
 from engram.core.files import aligned
+from engram.core.progress import Progress, by_steps, silent
 from engram.data.sets import ImageSet, Split
 from engram.members.kkt import DensePart, Membership, membership_tests
 from engram.members.membership import margin_of
@@ -24,7 +27,7 @@ from engram.models.open.modules import as_module
 from engram.models.row_space import RowSpace
 from engram.models.tasks import Binary
 from engram.models.view import AttackerView
-from engram.pipeline import compare
+from engram.pipeline import compare, default_protocol
 from engram.scoring.curves import LineUp, Reliability, Roc, line_up, reliability, roc
 from engram.scoring.match import HIGHER_IS_BETTER, Threshold
 from engram.scoring.report import Count, ScoreReport
@@ -334,3 +337,69 @@ def _described(data: Split) -> dict[str, Any] | None:
 
 def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Scale = Literal["none", "quick", "full"]
+SCALES: dict[str, InversionSettings | None] = {
+    "none": None,
+    "quick": InversionSettings(),
+    "full": InversionSettings(images=40_000, steps=1000),
+}
+
+
+def inversion_settings(scale: str, images: int | None = None) -> InversionSettings | None:
+    """The model inversion at a scale, None for no baselines; `images` overrides the number of starts."""
+    require(scale in SCALES, "baselines", f"must be one of {', '.join(SCALES)}", scale)
+    chosen = SCALES[scale]
+    if images is None or chosen is None:
+        require(images is None, "images", "has no effect without baselines", images, "choose quick or full")
+        return chosen
+    return replace(chosen, images=images)
+
+
+@dataclass(frozen=True, eq=False)
+class Baseline:
+    """Images [m, *shape] in network coordinates, outputs [m] where defined, and the score if there are data.
+
+    Kernels [m, C, k, k] of a convolution are shown but not scored: they are smaller than an image.
+    """
+
+    name: Literal["model inversion", "first-layer weights", "first-layer kernels"]
+    images: Tensor
+    outputs: Tensor | None
+    score: ScoreReport | None
+    settings: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        score = None if self.score is None else self.score.to_json()
+        return {"name": self.name, "images": len(self.images), "settings": self.settings, "scores": score}
+
+
+def run_baselines(
+    view: AttackerView[Network],
+    settings: InversionSettings | None,
+    data: Split | None,
+    *,
+    progress: Progress = silent,
+) -> tuple[Baseline, ...]:
+    """Both baselines, or none."""
+    if settings is None:
+        return ()
+    found = invert(view, settings, observers=[by_steps(progress, "inverting", settings.steps)])
+    score = _scored(found.images, data, view.network)
+    return Baseline("model inversion", found.images, found.outputs, score, asdict(settings)), _weights(view, data)
+
+
+def _weights(view: AttackerView[Network], data: Split | None) -> Baseline:
+    if (dense := view.dense) is None:
+        return Baseline("first-layer kernels", view.network.weights[0], None, None, {})
+    images = first_layer_images(dense)
+    return Baseline("first-layer weights", images, None, _scored(images, data, view.network), {})
+
+
+def _scored(images: Tensor, data: Split | None, network: Network) -> ScoreReport | None:
+    if data is None:
+        return None
+    nothing = images.new_zeros(len(images))
+    found = Reconstruction(images.cpu().float(), nothing, nothing.long())
+    return compare(found, data, protocol=default_protocol(data.train.images, network))

@@ -13,11 +13,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from engram.attacks.reconstruction import Attack, Reconstruction
-from engram.auditing.baselines import Baseline
-from engram.auditing.comparison import SURE, BlindView, Comparison, Risk
+from engram.auditing.comparison import SURE, Baseline, BlindView, Comparison, Risk
 from engram.auditing.inspect import Description
-from engram.auditing.reach import Verdict, inspection_record
-from engram.auditing.verdict import AuditVerdict
+from engram.auditing.verdict import AuditVerdict, Verdict, inspection_record
 from engram.core import files
 from engram.core.loop import State, StepClock, Values
 from engram.data.sets import Split

@@ -14,14 +14,20 @@ from engram.attacks.inversion import InversionSettings
 from engram.attacks.reconstruction import Attack
 from engram.attacks.registry import make_attack
 from engram.attacks.settings import EngineSettings
-from engram.auditing.baselines import Scale, inversion_settings, run_baselines
-from engram.auditing.comparison import Samples, audit_data, blind_view, compare_with
+from engram.auditing.comparison import (
+    Samples,
+    Scale,
+    audit_data,
+    blind_view,
+    compare_with,
+    inversion_settings,
+    run_baselines,
+)
 from engram.auditing.inspect import describe
 from engram.auditing.preprocessing import chosen_preprocessing, judged_mean
 from engram.auditing.preprocessing import doubts as doubts_about
-from engram.auditing.reach import judge
 from engram.auditing.record import AttackSummary, AuditRecord, Timeline
-from engram.auditing.verdict import decide
+from engram.auditing.verdict import decide, judge
 from engram.core.errors import ConfigError
 from engram.core.progress import Progress, by_steps, silent
 from engram.core.runs import versions

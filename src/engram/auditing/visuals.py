@@ -10,7 +10,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from engram.attacks.reconstruction import Reconstruction
-from engram.auditing.baselines import Baseline
+from engram.auditing.comparison import Baseline
 from engram.auditing.inspect import Spectrum
 from engram.data.sets import ImageSet
 from engram.render.figures import kernel_pictures

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engram.cli import audit, data, inspect, membership, reconstruct, reproduce, score, sweep, train, watch
+from engram.cli import audit, data, inspect, membership, reconstruct, reproduce, score, sweep, train
 
 app = typer.Typer(
     name="engram",
@@ -45,7 +45,7 @@ app.add_typer(data.app, name="data")
 app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("inspect", epilog=inspect.EXAMPLES)(inspect.inspect)
 app.command("reconstruct", epilog=reconstruct.EXAMPLES)(reconstruct.reconstruct)
-app.command("watch", epilog=watch.EXAMPLES)(watch.watch)
+app.command("watch", epilog=reconstruct.WATCH_EXAMPLES)(reconstruct.watch)
 app.command("score", epilog=score.EXAMPLES)(score.score)
 app.command("sweep", epilog=sweep.EXAMPLES)(sweep.sweep)
 app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)

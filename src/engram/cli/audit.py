@@ -81,7 +81,7 @@ def audit(
     4 if the model was probably read wrongly; 1 for an error.
     """
     from engram.attacks.registry import make_attack
-    from engram.auditing.baselines import inversion_settings
+    from engram.auditing.comparison import inversion_settings
     from engram.auditing.membership_report import MembershipReport
     from engram.auditing.run import run_audit
 
@@ -207,8 +207,7 @@ def demo(
 def run_demo(out: Path, plan: Plan, settings: EngineSettings) -> None:
     """The demo with any target and effort."""
     from engram.attacks.registry import make_attack
-    from engram.auditing.baselines import inversion_settings
-    from engram.auditing.comparison import audit_data
+    from engram.auditing.comparison import audit_data, inversion_settings
     from engram.auditing.run import run_audit
     from engram.models.open.door import open_view
     from engram.models.tasks import Binary

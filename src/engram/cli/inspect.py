@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from engram.auditing.examine import Examination
     from engram.auditing.inspect import Description, LayerDescription, Spectrum
-    from engram.auditing.reach import Verdict
+    from engram.auditing.verdict import Verdict
     from engram.models.networks import Network
     from engram.models.view import AttackerView
 
@@ -66,7 +66,7 @@ def inspect(
     """
     from engram.auditing.examine import examine
     from engram.auditing.inspect import describe
-    from engram.auditing.reach import inspection_record, judge
+    from engram.auditing.verdict import inspection_record, judge
     from engram.core.errors import ConfigError, require
     from engram.members.kkt import dense_part
 

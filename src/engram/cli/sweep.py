@@ -246,7 +246,7 @@ def show_trials(directory: Path, *, as_json: bool) -> None:
     """One line per trial; plain text, since tables of ten thousand rows are slow to lay out."""
     from engram.core.errors import ConfigError
     from engram.core.files import read_json
-    from engram.sweep.index import INDEX, read_index
+    from engram.core.runs import INDEX, read_index
 
     if not (directory / INDEX).exists():
         raise ConfigError(f"{directory} contains no sweep; give the directory that was the sweep's -o")

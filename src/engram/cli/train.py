@@ -14,8 +14,7 @@ from engram.cli.options import is_given, progress_bar, remember, remembered
 if TYPE_CHECKING:
     from engram.data.sets import Split
     from engram.training.presets import Plan
-    from engram.training.recipe import Flow
-    from engram.training.spec import ConvSpec, MLPSpec
+    from engram.training.recipe import ConvSpec, Flow, MLPSpec
 
 
 EXAMPLES = (
@@ -258,7 +257,7 @@ def _network(options: dict[str, Any], shape: tuple[int, ...], outputs: int) -> M
     import math
 
     from engram.core.errors import ConfigError, require
-    from engram.training.spec import ConvSpec, MLPSpec
+    from engram.training.recipe import ConvSpec, MLPSpec
 
     try:
         std = None if options["init"] == "standard" else float(options["init"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -181,3 +181,28 @@ def commit() -> str | None:
         return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+INDEX = "trials.jsonl"
+
+
+def append_row(directory: Path, row: dict[str, Any]) -> None:
+    with files.locked(directory / "claims.lock"), (directory / INDEX).open("a") as stream:
+        stream.write(json.dumps(row) + "\n")
+
+
+def write_index(directory: Path, rows: Sequence[dict[str, Any]]) -> None:
+    files.write_bytes(directory / INDEX, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def read_index(directory: Path) -> list[dict[str, Any]]:
+    """The rows by number; a line cut short by a kill is skipped, and a later line replaces an earlier one."""
+    path = directory / INDEX
+    rows: dict[int, dict[str, Any]] = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            row = json.loads(line)
+            rows[int(row["number"])] = row
+        except (ValueError, KeyError, TypeError):
+            continue
+    return [rows[number] for number in sorted(rows)]

@@ -26,8 +26,7 @@ from engram.models.view import AttackerView
 from engram.pipeline import attack, build_target
 from engram.render.plots import PlanePanel, plane_figure
 from engram.training.presets import CIRCLE_DATA, CIRCLE_NETWORK, CIRCLE_RECIPE, Plan, Scale
-from engram.training.recipe import Recipe, training_progress
-from engram.training.spec import ConvSpec
+from engram.training.recipe import ConvSpec, Recipe, training_progress
 from engram.training.target import Target, TargetCache
 
 TRAINING_SHARE = 0.5

@@ -15,13 +15,12 @@ from engram.attacks.reconstruction import Reconstruction
 from engram.attacks.registry import make_attack
 from engram.core import files
 from engram.core.errors import ConfigError
-from engram.core.runs import RunDirectory, read_record, versions
+from engram.core.runs import RunDirectory, append_row, read_record, versions, write_index
 from engram.data.sets import Split
 from engram.models.networks import ConvNetwork, Network
 from engram.models.view import AttackerView
 from engram.pipeline import compare
 from engram.sweep.executors import Executor, Job
-from engram.sweep.index import append_row, write_index
 from engram.sweep.space import WARM_UP, NumberedSampler, SweepSpec, derived_seed, limits
 from engram.sweep.study import JOURNAL, ClaimedTrial, Ledger, Row, without_password
 from engram.sweep.trial import Ended, TrialOrder

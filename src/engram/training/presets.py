@@ -15,8 +15,7 @@ from typing import Any, Literal, get_args
 from engram.core.errors import ConfigError, require
 from engram.data.choice import DataChoice
 from engram.models.tasks import own_classes, task_named
-from engram.training.recipe import Flow, Recipe
-from engram.training.spec import BiasPolicy, ConvSpec, MLPSpec
+from engram.training.recipe import BiasPolicy, ConvSpec, Flow, MLPSpec, Recipe
 
 CIRCLE_DATA = DataChoice(name="circle", labels="identity", n=20)
 CIRCLE_NETWORK = MLPSpec(inputs=2, widths=(1000, 1000))

@@ -30,8 +30,7 @@ from engram.models.tasks import Task
 from engram.training.descent import GradientDescent
 from engram.training.factored import BatchDescent, ConvDescent, GramDescent
 from engram.training.flow import FlowDescent
-from engram.training.recipe import Recipe
-from engram.training.spec import ConvSpec, MLPSpec, Spec
+from engram.training.recipe import ConvSpec, MLPSpec, Recipe, Spec
 
 
 @dataclass(frozen=True)

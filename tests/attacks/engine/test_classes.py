@@ -15,7 +15,7 @@ from engram.attacks.settings import EngineSettings
 from engram.core.loop import Budget, Snapshots, run
 from engram.models.tasks import Binary, Multiclass, MulticlassPairs, Regression, Task
 from engram.models.view import AttackerView
-from engram.training.spec import MLPSpec
+from engram.training.recipe import MLPSpec
 
 SHAPE = (1, 4, 4)
 

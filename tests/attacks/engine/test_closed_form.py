@@ -17,7 +17,7 @@ from engram.models.networks import DenseNetwork
 from engram.models.row_space import RowSpace
 from engram.models.tasks import Binary, Task
 from engram.models.view import AttackerView
-from engram.training.spec import BiasPolicy
+from engram.training.recipe import BiasPolicy
 from tests import cases
 
 SLOPE = 6.0

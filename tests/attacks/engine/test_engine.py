@@ -20,8 +20,7 @@ from engram.models.tasks import Binary, task_named
 from engram.models.view import AttackerView
 from engram.pipeline import build_target, compare
 from engram.scoring.metrics import ncc
-from engram.training.recipe import Recipe
-from engram.training.spec import MLPSpec
+from engram.training.recipe import MLPSpec, Recipe
 
 FACES = DataChoice(name="faces", labels="gate", n=20)
 SHAPE = (1, 25, 25)

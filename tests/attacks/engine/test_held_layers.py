@@ -10,7 +10,7 @@ from engram.attacks.settings import EngineSettings
 from engram.core.loop import State
 from engram.models.tasks import task_named
 from engram.models.view import AttackerView
-from engram.training.spec import MLPSpec
+from engram.training.recipe import MLPSpec
 
 ONE_DUAL = ["binary", "multiclass", "regression:l2"]
 TASKS = [*ONE_DUAL, "multiclass:pairs"]

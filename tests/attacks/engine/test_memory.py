@@ -20,8 +20,7 @@ from engram.models.networks import DenseNetwork
 from engram.models.tasks import Binary, Task
 from engram.models.view import AttackerView
 from engram.pipeline import build_target, compare
-from engram.training.recipe import Recipe
-from engram.training.spec import MLPSpec
+from engram.training.recipe import MLPSpec, Recipe
 from tests import cases
 
 GENEROUS, TIGHT = 2**30, 2**14
