@@ -34,7 +34,7 @@ from engram.models.open.door import open_view
 from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.pipeline import build_target, compare
-from engram.render.plots import CurvePanel, Line, curves_figure
+from engram.render.figures import CurvePanel, Line, curves_figure
 from engram.scoring.report import Count
 from engram.training.presets import GATE
 from engram.training.recipe import training_progress

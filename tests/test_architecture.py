@@ -31,6 +31,7 @@ ORDER = (
     "pipeline",
     "auditing",
     "sweep",
+    "defences",
     "papers",
     "cli",
 )

@@ -18,8 +18,7 @@ from engram.models.architecture import Architecture, parse_layers
 from engram.models.networks import ConvNetwork, DenseNetwork
 from engram.models.tasks import Binary, Multiclass, MulticlassPairs, Regression, Task
 from engram.models.view import AttackerView
-from engram.training.descent import GradientDescent
-from engram.training.factored import ConvDescent
+from engram.training.descent import ConvDescent, GradientDescent
 from engram.training.recipe import BiasPolicy, ConvSpec, Recipe
 from engram.training.target import make_descent, train
 from tests import cases

@@ -15,8 +15,7 @@ from engram.data.choice import DataChoice
 from engram.data.sets import centred
 from engram.models.networks import DenseNetwork
 from engram.models.tasks import Binary, Multiclass, Regression, Task
-from engram.training.descent import GradientDescent
-from engram.training.factored import GramDescent
+from engram.training.descent import GradientDescent, GramDescent
 from engram.training.flow import FlowDescent, advance, reach
 from engram.training.recipe import Flow, MLPSpec, Recipe
 from engram.training.target import measure, train

@@ -12,8 +12,7 @@ from engram.core.errors import ConfigError
 from engram.core.loop import Budget, run
 from engram.models.networks import DenseNetwork
 from engram.models.tasks import Binary, Task
-from engram.training.descent import GradientDescent
-from engram.training.factored import BatchDescent, GramDescent
+from engram.training.descent import BatchDescent, GradientDescent, GramDescent
 from engram.training.recipe import BiasPolicy, Recipe
 from engram.training.target import make_descent
 from tests import cases

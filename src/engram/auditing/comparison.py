@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engram.attacks.inversion import InversionSettings, first_layer_images, invert
 from engram.attacks.reconstruction import Reconstruction
@@ -51,11 +51,11 @@ def audit_data(
 
     Without held-out records there is no control, and that part of the split is empty.
     """
-    records = _image_set(view, train, "train")
+    records = image_set(view, train, "train")
     others = records.take(torch.zeros(0, dtype=torch.int64))
     if held_out is not None:
-        others = _image_set(view, held_out, "held_out")
-        shared = len(_rows(records.images) & _rows(others.images))
+        others = image_set(view, held_out, "held_out")
+        shared = len(row_bytes(records.images) & row_bytes(others.images))
         require(
             shared == 0,
             "held_out",
@@ -76,7 +76,8 @@ def audit_data(
     return Split(records, others, centre)
 
 
-def _image_set(view: AttackerView[Network], samples: Samples, name: str) -> ImageSet:
+def image_set(view: AttackerView[Network], samples: Samples, name: str) -> ImageSet:
+    """Samples as records of the model's shape and labels."""
     if not isinstance(samples, ImageSet):
         require(len(samples) == 2, name, "must be (images, labels)", f"{len(samples)} parts")
         images, labels = (torch.as_tensor(part) for part in samples)
@@ -102,7 +103,8 @@ def _image_set(view: AttackerView[Network], samples: Samples, name: str) -> Imag
     return samples
 
 
-def _rows(images: Tensor) -> set[bytes]:
+def row_bytes(images: Tensor) -> set[bytes]:
+    """Records [n, ...] as bytes, to compare sets of them."""
     return {row.numpy().tobytes() for row in images.flatten(1)}
 
 
@@ -253,17 +255,8 @@ def compare_with(
         )
     membership = control_kind = lined = None
     if unseen is not None:
-        own, control = (part.entering(records) for records in (inputs, unseen))
-        pool = Pool.of((inputs, data.train.labels), (unseen, data.held_out.labels))
+        membership, pool = members_tested(view, part, data)
         control_kind, lined = pool.control, line_up(blind.found.images, inputs, unseen)
-        layers = score_layers(as_module(view.network), pool, margin_of(view.task))
-        membership = membership_tests(
-            part.view,
-            (own, data.train.labels),
-            (control, data.held_out.labels),
-            list(layers.scores.values()),
-            width=part.width,
-        )
     return Comparison(
         data=data,
         score=score,
@@ -280,6 +273,23 @@ def compare_with(
         control=control_kind,
         doubts=doubts,
     )
+
+
+def members_tested(
+    view: AttackerView[Network], part: DensePart, data: Split, module: nn.Module | None = None
+) -> tuple[Membership, Pool]:
+    """Every test of who was in training, and the pool of records; `module` is the network, if it is at hand."""
+    inputs, unseen = data.train.images - data.mean, data.held_out.images - data.mean
+    pool = Pool.of((inputs, data.train.labels), (unseen, data.held_out.labels))
+    layers = score_layers(as_module(view.network) if module is None else module, pool, margin_of(view.task))
+    found = membership_tests(
+        part.view,
+        (part.entering(inputs), data.train.labels),
+        (part.entering(unseen), data.held_out.labels),
+        list(layers.scores.values()),
+        width=part.width,
+    )
+    return found, pool
 
 
 def deciding_threshold(score: ScoreReport) -> Threshold:

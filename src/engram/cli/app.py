@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from engram.cli import audit, data, inspect, membership, reconstruct, reproduce, score, sweep, train
+from engram.cli import audit, data, defences, inspect, membership, reconstruct, reproduce, score, sweep, train
 
 app = typer.Typer(
     name="engram",
@@ -41,6 +41,7 @@ def _root(
 app.command("demo", epilog=audit.DEMO_EXAMPLES)(audit.demo)
 app.command("audit", epilog=audit.EXAMPLES)(audit.audit)
 app.command("membership", epilog=membership.EXAMPLES)(membership.membership)
+app.command("harden", epilog=defences.EXAMPLES)(defences.harden)
 app.add_typer(data.app, name="data")
 app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("inspect", epilog=inspect.EXAMPLES)(inspect.inspect)

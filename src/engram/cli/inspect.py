@@ -154,8 +154,7 @@ def write_figure(
     """The spectrum, and with samples their ceiling, margins and duals; the kernels of a first convolution."""
     from engram.auditing.examine import RECOGNISED
     from engram.core.files import write_bytes
-    from engram.render.figures import kernels_figure
-    from engram.render.plots import SamplesPanel, SpectrumPanel, inspection_figure
+    from engram.render.figures import SamplesPanel, SpectrumPanel, inspection_figure, kernels_figure
 
     if description.architecture is not None:
         write_bytes(path, kernels_figure(view.network.weights[0], title=title))

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,10 +70,15 @@ class MembershipRecord:
     left_out: dict[str, str]
     notes: tuple[str, ...]
     roc: Roc
-    margin_roc: Roc
+    margins: tuple[Tensor, Tensor]
+    """Of records and controls: what an attacker gets who only queries the model."""
     epsilon_lower: float
     control: Control
     seconds: float
+
+    @cached_property
+    def margin_roc(self) -> Roc:
+        return roc(*self.margins)
 
     @property
     def leaks(self) -> bool:
@@ -217,7 +223,7 @@ def membership(
         left_out=found.left_out,
         notes=found.notes,
         roc=roc(scores[:n], scores[n:]),
-        margin_roc=roc(found.margins[:n], found.margins[n:]),
+        margins=(found.margins[:n], found.margins[n:]),
         epsilon_lower=epsilon_lower(scores[:n], scores[n:]),
         control=pool.control,
         seconds=time.perf_counter() - started,

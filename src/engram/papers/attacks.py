@@ -24,7 +24,7 @@ from engram.models.open.door import open_view
 from engram.models.tasks import Binary, own_classes, task_named
 from engram.models.view import AttackerView
 from engram.pipeline import attack, build_target
-from engram.render.plots import PlanePanel, plane_figure
+from engram.render.figures import PlanePanel, plane_figure
 from engram.training.presets import CIRCLE_DATA, CIRCLE_NETWORK, CIRCLE_RECIPE, Plan, Scale
 from engram.training.recipe import ConvSpec, Recipe, training_progress
 from engram.training.target import Target, TargetCache

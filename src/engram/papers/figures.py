@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from engram.papers.records import CaseRecord, Finished
-from engram.render.figures import Pair, kernels_figure, mosaic_figure, pairs_figure
-from engram.render.plots import (
+from engram.render.figures import (
     CurvePanel,
     Line,
+    Pair,
     PlanePanel,
     ScatterPanel,
     curves_figure,
     heat_figure,
+    kernels_figure,
+    mosaic_figure,
+    pairs_figure,
     plane_figure,
     scatter_figure,
 )

@@ -110,7 +110,9 @@ class Page:
     """The whole report; `product` is the command that made it."""
 
     title: str
-    outcome: Literal["leak found", "leak suspected", "no leak found", "not enough evidence"]
+    outcome: Literal[
+        "leak found", "leak suspected", "no leak found", "not enough evidence", "accepted", "not accepted"
+    ]
     sentence: str
     tiles: Sequence[Tile]
     sections: Sequence[Section]

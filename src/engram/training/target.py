@@ -27,8 +27,7 @@ from engram.data.sets import Split
 from engram.models.networks import ConvNetwork, DenseNetwork, N, N_co, Network
 from engram.models.open.door import CARD_FILE, MODEL_FILE, open_view
 from engram.models.tasks import Task
-from engram.training.descent import GradientDescent
-from engram.training.factored import BatchDescent, ConvDescent, GramDescent
+from engram.training.descent import BatchDescent, ConvDescent, GradientDescent, GramDescent
 from engram.training.flow import FlowDescent
 from engram.training.recipe import ConvSpec, MLPSpec, Recipe, Spec
 

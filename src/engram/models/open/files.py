@@ -6,13 +6,15 @@ module of its format. A state_dict becomes a network by `network_of`.
 
 from __future__ import annotations
 
+import io
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from pathlib import Path
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from engram.core.errors import CheckpointError, ConfigError, UnsupportedModelError
@@ -128,6 +130,78 @@ def read_state(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Tensor]:
     if _own_layers(path, kind) is not None:
         raise CheckpointError(f"{path} is a whole model, not a state_dict; {CURE}")
     return _state(path, kind, max_bytes)
+
+
+def rewritten(
+    path: Path, changes: Sequence[tuple[Tensor, Tensor]], *, max_bytes: int = MAX_BYTES
+) -> tuple[bytes, list[str]] | None:
+    """The state_dict in `path` with other weights, as the bytes of such a file, and what of the file was left out.
+
+    `changes` are pairs of an old tensor and a new one; the old one is looked for by its values, also transposed,
+    and replaced wherever it stands. None if the file is no state_dict or does not contain all of them as they are.
+    Beside the weights only plain settings are kept: an optimizer's state is made of the training records'
+    gradients.
+    """
+    kind = _kind(path, max_bytes)
+    if _own_layers(path, kind) is not None:
+        return None
+    _state(path, kind, max_bytes)  # refuses what is not a state_dict
+    loaded = _safetensors(path) if kind is _Kind.SAFETENSORS else _pickled(path, kind, max_bytes)
+    assert isinstance(loaded, Mapping)
+    where, state = next(iter(_states(loaded, "", set()).items()))
+    state = dict(state)
+    if (claims := _claims(state, changes)) is None:
+        return None
+    for name, (new, turned) in claims.items():
+        state[name] = (new.T if turned else new).to(state[name].dtype).contiguous()
+    if kind is _Kind.SAFETENSORS:
+        return save(state, {"format": "pt"}), []
+    kept: dict[str, object] = {key: value for key, value in loaded.items() if _is_plain(value)} if where else {}
+    left_out = [str(key) for key in loaded if where and key != where and key not in kept]
+    stream = io.BytesIO()
+    torch.save({**kept, where: state} if where else state, stream)
+    return stream.getvalue(), left_out
+
+
+def _claims(
+    state: Mapping[str, Tensor], changes: Sequence[tuple[Tensor, Tensor]]
+) -> dict[str, tuple[Tensor, bool]] | None:
+    """Which new tensor goes where, and whether transposed; None if that can't be told.
+
+    Several old tensors with the same values (zeros, say) are taken in the order of the file.
+    """
+    claims: dict[str, tuple[Tensor, bool]] = {}
+    done: set[int] = set()
+    for place, (old, _) in enumerate(changes):
+        if place in done:
+            continue
+        equal = [index for index, (other, _) in enumerate(changes) if _turned(other, old) is False]
+        found = [(name, turned) for name, value in state.items() if (turned := _turned(value, old)) is not None]
+        if not found or len(equal) not in (1, len(found)):
+            return None
+        wanted = equal if len(equal) > 1 else equal * len(found)
+        claims |= {name: (changes[index][1], turned) for (name, turned), index in zip(found, wanted, strict=True)}
+        done |= set(equal)
+    return claims
+
+
+def _turned(stored: Tensor, wanted: Tensor) -> bool | None:
+    """Whether a tensor of a file is the wanted one transposed; None if it is another one."""
+    value = stored.to(wanted.dtype) if stored.is_floating_point() else stored
+    if value.shape == wanted.shape and torch.equal(value, wanted):
+        return False
+    if wanted.ndim == 2 and value.shape == wanted.T.shape and torch.equal(value, wanted.T):
+        return True
+    return None
+
+
+def _is_plain(value: object) -> bool:
+    """A number, a text, or lists and mappings of such."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _state(path: Path, kind: _Kind, max_bytes: int) -> dict[str, Tensor]:

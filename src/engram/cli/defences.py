@@ -1,0 +1,238 @@
+"""`engram harden`: mend a model that leaks; `engram defend`: train again under defences and compare them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from engram.cli import options as opt
+from engram.cli.data import loaded_records
+from engram.cli.options import progress_bar, remember, remembered
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+    from torch import nn
+
+    from engram.data.sets import ImageSet
+    from engram.defences.record import Hardening
+
+NOT_ACCEPTED_EXIT_CODE = 3
+EXAMPLES = (
+    "Examples: engram harden model.pt --input-shape 3x32x32 --data npz:train.npz --held-out npz:held.npz "
+    "-o runs/safer; "
+    "engram harden resnet.pt --model-code my_model.py:build --data folder:train --held-out folder:held "
+    '--public folder:public --accept "members identified <= 1%" -o runs/safer; '
+    'engram harden runs/gate --with-data --only "directions, rank" -o runs/safer'
+)
+
+
+def harden(
+    context: typer.Context,
+    model: opt.Model,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Directory for the safer model and its reports.")],
+    data: opt.DataName = None,
+    held_out: opt.HeldOut = None,
+    public: Annotated[
+        str | None,
+        typer.Option(
+            "--public",
+            metavar="NAME",
+            help="Records of the same kind that may be known, to mend with; as --data. "
+            "Default: half of the held-out records.",
+        ),
+    ] = None,
+    accept: Annotated[
+        str,
+        typer.Option(
+            "--accept",
+            help="The risk that you accept: bounds on members identified, members identified at 1%, images, "
+            "epsilon and auc, joined by commas.",
+        ),
+    ] = "members identified <= 5%, images = 0",
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--only",
+            help="Kinds of mends to try (noise, shaped noise, directions, rank, round, prune, tune, distil, ...), "
+            "or single ones with their strength, e.g. 'directions 80% + tune 20 epochs'. Default: all.",
+        ),
+    ] = None,
+    model_code: opt.ModelCode = None,
+    input_shape: opt.InputShape = None,
+    arch: opt.Arch = None,
+    activation: opt.ActivationName = None,
+    normalize: opt.Normalize = None,
+    head: opt.Head = None,
+    task: opt.TaskName = None,
+    n: opt.Number = None,
+    labels: opt.Labels = None,
+    classes: opt.Classes = None,
+    data_root: opt.DataRoot = None,
+    data_seed: opt.DataSeed = None,
+    with_data: opt.WithData = False,
+    held_out_n: opt.HeldOutNumber = None,
+    mean: opt.Mean = "auto",
+    budget: Annotated[
+        str, typer.Option("--budget", help="Time for each attack that reconstructs images, e.g. 60s or 5m.")
+    ] = "60s",
+    seed: Annotated[int, typer.Option("--seed", help="Of noise, fresh starts and the division of records.")] = 0,
+    resume: opt.Resume = False,
+) -> None:
+    """Mend a model that leaks, without its training run, at the least cost in accuracy.
+
+    Tries noise, rank truncation, rounding, pruning, removing directions that the data do not need, further
+    training on public records, distillation, and combinations. Each is attacked anew, also by an attacker who
+    knows how the weights were changed. Writes the safer model in the format it came in, hardening.json (what was
+    done and every number), report.html, and the audits before and after. The exit code is 0 if the risk you accept
+    was reached, 3 if not (then no model is written), 1 for an error.
+    """
+    from engram.core.errors import ConfigError
+    from engram.core.files import write_bytes, write_json
+    from engram.defences.harden import harden as run_harden
+    from engram.defences.record import hardening_page
+    from engram.render.html import render
+
+    given = remembered(context, out, resume=resume)
+    opened, shape = _model(model, given)
+    records = loaded_records(model, given["task"] or _task_name(opened), given, shape)
+    if records is None or records[1] is None:
+        raise ConfigError(
+            "mends are judged by your records and a control; give --data and --held-out, or --with-data"
+        )
+    known = _public(given, records[0], shape)
+    remember(given, out, resume=resume)
+    with progress_bar() as progress:
+        found = run_harden(
+            opened,
+            records[0],
+            records[1],
+            public=known,
+            accept=given["accept"],
+            only=given["only"],
+            seconds=opt.parse_seconds(given["budget"]),
+            seed=given["seed"],
+            precision=_precision(model),
+            task=given["task"],
+            arch=given["arch"],
+            input_shape=shape,
+            activation=given["activation"],
+            normalize=given["normalize"],
+            head=given["head"],
+            mean=given["mean"],
+            directory=out,
+            resume=resume,
+            progress=progress,
+            name=str(model),
+            command=shlex.join(["engram", *sys.argv[1:]]),
+        )
+    found = _written(found, model, given, out)
+    write_bytes(out / "report.html", render(hardening_page(found)).encode())
+    write_json(out / "hardening.json", found.to_json())
+    typer.secho(found.sentence, fg="green" if found.reached else "yellow", bold=True)
+    for note in found.notes:
+        typer.echo(f"note: {note}")
+    if found.written is not None:
+        typer.echo(f"wrote {found.written}")
+    typer.echo(f"Open {out / 'report.html'}; for programs: {out / 'hardening.json'}")
+    if not found.reached:
+        raise typer.Exit(NOT_ACCEPTED_EXIT_CODE)
+
+
+def _model(model: Path, given: Mapping[str, Any]) -> tuple[nn.Module | Path, tuple[int, ...] | None]:
+    """What is mended, and the shape of its inputs where the options or the file tell."""
+    from engram.core.errors import ConfigError
+    from engram.models.open.door import parse_shape
+    from engram.models.open.modules import built_module
+
+    if given["model_code"] is None:
+        if given["input_shape"] is None and not model.is_dir():
+            return model, None
+        view = opt.opened_view(model, given)
+        opt.show_notes(view)
+        return model, view.input_shape
+    if stray := [name for name in ("arch", "activation", "head") if given[name] is not None]:
+        listed = ", ".join(f"--{name}" for name in stray)
+        raise ConfigError(f"{listed} does nothing with --model-code, which builds the model; leave it out")
+    shape = None if given["input_shape"] is None else parse_shape(given["input_shape"])
+    return built_module(given["model_code"], model), shape
+
+
+def _task_name(opened: nn.Module | Path) -> str:
+    """Which label map fits by default: that of the card's task, else classes."""
+    from engram.models.open.door import PublicCard
+
+    return (PublicCard.of(opened).task if isinstance(opened, Path) else None) or "multiclass"
+
+
+def _public(given: Mapping[str, Any], train: ImageSet, shape: tuple[int, ...] | None) -> ImageSet | None:
+    from engram.cli.data import AskedData
+    from engram.data.catalog import sized
+    from engram.data.choice import labelled
+
+    if given["public"] is None:
+        return None
+    asked = AskedData(data=given["public"], n=None)
+    task = "binary" if len(train.classes) == 2 else "multiclass"
+    labels = given["labels"] or asked.labels_for(task)
+    return labelled(sized(given["public"], shape or train.shape), labels, given["classes"], given["data_root"])
+
+
+def _precision(model: Path) -> torch.dtype | None:
+    """That of a half-precision file, in which the mended weights have to be written."""
+    from engram.core.errors import EngramError
+    from engram.models.open.door import MODEL_FILE
+    from engram.models.open.files import read_state
+
+    try:
+        state = read_state(model / MODEL_FILE if model.is_dir() else model)
+    except EngramError:
+        return None
+    kinds = {value.dtype for value in state.values() if value.is_floating_point() and value.ndim > 1}
+    return next(iter(kinds)) if len(kinds) == 1 and next(iter(kinds)).itemsize < 4 else None
+
+
+def _written(found: Hardening, model: Path, given: Mapping[str, Any], out: Path) -> Hardening:
+    """The mended model in the format that it came in, opened again to see what it is worth."""
+    import io
+    from dataclasses import asdict, replace
+
+    import torch
+
+    from engram.core.files import write_bytes, write_json
+    from engram.models.open.door import CARD_FILE, MODEL_FILE, open_view
+    from engram.models.open.files import rewritten
+    from engram.models.open.modules import as_module, built_module
+    from engram.training.target import card_of
+
+    if found.model is None or found.after is None:
+        return found
+    source = model / MODEL_FILE if model.is_dir() else model
+    made = rewritten(source, found.changes)
+    path, notes = out / source.name, found.notes
+    if made is None:
+        stream = io.BytesIO()
+        torch.save(found.model.state_dict(), stream)
+        path, made = out / f"{source.stem}.pt", (stream.getvalue(), [])
+        notes = (*notes, f"{source.name} can't be written as it was; {path.name} is a state_dict of its layers.")
+    if made[1]:
+        left = ", ".join(made[1])
+        notes = (*notes, f"Left out of {path.name}, because traces of the training records may be in it: {left}.")
+    write_bytes(path, made[0])
+    if model.is_dir() and (card := card_of(model)) is not None:
+        trained = replace(card.train, accuracy=found.after.train_accuracy)
+        card = replace(card, train=trained, held_out=None, test=None, test_images=0)
+        write_json(out / CARD_FILE, asdict(card))
+        path = out
+    if given["model_code"] is None:
+        how = {name: given.get(name) for name in opt.OPENING}
+        how["input_shape"] = None if path.is_dir() else found.parts.judging.shape
+        again: nn.Module = as_module(open_view(path, **how).network)
+    else:
+        again = built_module(given["model_code"], path)
+    return replace(found, written=str(path), written_accuracy=found.accuracy_of(again), notes=notes)

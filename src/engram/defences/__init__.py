@@ -1,0 +1,1 @@
+"""What to do about a leak: mend a model that exists, or train it again under a defence; both attacked anew."""
