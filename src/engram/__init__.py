@@ -8,6 +8,7 @@ The flow, and where each stage lives:
     scoring .................... what was recovered, beside its null counts
     members .................... which records were in training, asked of the weights
     auditing ................... all of it in one call, `engram.audit`, with one report
+    defences ................... what to do about a leak: `engram.harden`, `engram.defend`
     papers, sweep .............. many targets and many settings
 
 `engram.pipeline` calls the stages in this order. Names below are loaded when first used, so that importing
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from engram.auditing.record import AuditRecord as AuditRecord
     from engram.auditing.run import audit as audit
     from engram.data.choice import DataChoice as DataChoice
+    from engram.defences.harden import harden as harden
+    from engram.defences.record import Hardening as Hardening
     from engram.members.membership import MembershipRecord as MembershipRecord
     from engram.members.membership import membership as membership
     from engram.models.open.door import open_view as open_view
@@ -53,6 +56,7 @@ _HOMES = {
     "DataChoice": "engram.data.choice",
     "EngineSettings": "engram.attacks.settings",
     "Haim2022": "engram.attacks.settings",
+    "Hardening": "engram.defences.record",
     "MLPSpec": "engram.training.recipe",
     "MembershipRecord": "engram.members.membership",
     "Multiclass": "engram.models.tasks",
@@ -64,6 +68,7 @@ _HOMES = {
     "audit": "engram.auditing.run",
     "build_target": "engram.pipeline",
     "compare": "engram.pipeline",
+    "harden": "engram.defences.harden",
     "make_attack": "engram.attacks.registry",
     "membership": "engram.members.membership",
     "open_target": "engram.training.target",

@@ -48,6 +48,13 @@ def make_attack(
     resume_from  directory of a run: recipe and settings come from its run.json, if there is one, and given ones
                  that differ are refused by name
     """
+    require(
+        all(bool(weight.any()) for weight in view.network.weights),
+        "model",
+        "must have a weight other than 0 in every layer",
+        "a layer of zeros",
+        "nothing can be read out of it; check the file",
+    )
     if resume_from is not None and RunDirectory(resume_from).record.exists():
         return _resumed(view, recipe, settings, budget, resume_from)
     if isinstance(settings, EngineSettings | Haim2022):

@@ -153,6 +153,8 @@ class Subject:
         view = self.viewed(module)
         if view is None:
             return self.members(module, control)
+        if not all(bool(weight.any()) for weight in view.network.weights):  # nothing is left to attack
+            return replace(self.members(module, control), images=0, held_out_images=0)
         started = time.perf_counter()
         record = run_audit(
             make_attack(view, budget=seconds),
