@@ -29,8 +29,11 @@ if TYPE_CHECKING:
     from engram.auditing.record import AuditRecord as AuditRecord
     from engram.auditing.run import audit as audit
     from engram.data.choice import DataChoice as DataChoice
+    from engram.defences.defend import defend as defend
     from engram.defences.harden import harden as harden
     from engram.defences.record import Hardening as Hardening
+    from engram.defences.table import DefenceTable as DefenceTable
+    from engram.defences.training import Defence as Defence
     from engram.members.membership import MembershipRecord as MembershipRecord
     from engram.members.membership import membership as membership
     from engram.models.open.door import open_view as open_view
@@ -54,6 +57,8 @@ _HOMES = {
     "Buzaglo2023": "engram.attacks.settings",
     "ConvSpec": "engram.training.recipe",
     "DataChoice": "engram.data.choice",
+    "Defence": "engram.defences.training",
+    "DefenceTable": "engram.defences.table",
     "EngineSettings": "engram.attacks.settings",
     "Haim2022": "engram.attacks.settings",
     "Hardening": "engram.defences.record",
@@ -68,6 +73,7 @@ _HOMES = {
     "audit": "engram.auditing.run",
     "build_target": "engram.pipeline",
     "compare": "engram.pipeline",
+    "defend": "engram.defences.defend",
     "harden": "engram.defences.harden",
     "make_attack": "engram.attacks.registry",
     "membership": "engram.members.membership",

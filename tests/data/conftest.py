@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engram.data.download import Remote
+from engram.data.catalog import Remote
 
 
 def _real(folder: str) -> Path:

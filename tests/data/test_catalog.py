@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from engram.core.errors import ConfigError, DataError
-from engram.data.catalog import CATALOG, data_root, load
-from engram.data.download import REMOTES
+from engram.data.catalog import CATALOG, REMOTES, data_root, load
 
 
 def test_the_root_is_the_argument_then_the_variable_then_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from engram.cli.data import app
 from engram.core.errors import ConfigError, DataError
-from engram.data import download
+from engram.data import catalog as download
 
 from .conftest import CONTENT, Server
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from engram.core.errors import ConfigError, DataError
-from engram.data import download
-from engram.data.download import Remote, fetch
+from engram.data import catalog as download
+from engram.data.catalog import Remote, fetch
 
 from .conftest import CONTENT, Server
 

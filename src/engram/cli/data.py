@@ -186,9 +186,8 @@ def list_sets(
 @app.command("get", epilog="Example: engram data get mnist")
 def get(name: Name, data_root: opt.DataRoot = None) -> None:
     """Download a published data set and check it; an interrupted download is resumed where it stopped."""
-    from engram.data.catalog import CATALOG
+    from engram.data.catalog import CATALOG, fetch
     from engram.data.catalog import data_root as resolve
-    from engram.data.download import fetch
 
     if name in CATALOG and CATALOG[name].embedded:
         typer.echo(f"{name} comes with engram; there is nothing to fetch")

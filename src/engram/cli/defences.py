@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from engram.data.sets import ImageSet
     from engram.defences.record import Hardening
+    from engram.defences.table import DefenceTable
 
 NOT_ACCEPTED_EXIT_CODE = 3
 EXAMPLES = (
@@ -142,6 +143,110 @@ def harden(
     typer.echo(f"Open {out / 'report.html'}; for programs: {out / 'hardening.json'}")
     if not found.reached:
         raise typer.Exit(NOT_ACCEPTED_EXIT_CODE)
+
+
+DEFEND_EXAMPLES = (
+    "Examples: engram defend gate -o runs/defences; "
+    "engram defend mlp --only dp-8,dropout,early --seeds 0,1,2 --jobs 2 -o runs/defences; "
+    "engram defend head --data npz:embeddings.npz -n 200 -o runs/head-defences"
+)
+
+
+def defend(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(help="What to train: gate, mlp, cnn or head.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Directory for the table and the report.")],
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--only",
+            help="Defences to try: dp-1, dp-3, dp-8, dp-50, dp-1000, decay-1e-3, decay-1e-2, early, longer, "
+            "batch-10, batch-full, dropout, smoothing, mixup, augmented, more, narrow, big-start. Default: all "
+            "that apply.",
+        ),
+    ] = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="Trainings of each, e.g. 0,1,2.")] = "0,1,2",
+    data: opt.DataName = None,
+    n: opt.Number = None,
+    labels: opt.Labels = None,
+    data_root: opt.DataRoot = None,
+    budget: Annotated[
+        str, typer.Option("--budget", help="Time for each attack that reconstructs images; 0 for none.")
+    ] = "30s",
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Processes that train side by side.")] = 1,
+    ray: Annotated[str | None, typer.Option("--ray", help="A Ray cluster: auto, HOST:PORT, or local.")] = None,
+    resume: opt.Resume = False,
+) -> None:
+    """Train a target again under each defence, attack every model, and set risk beside accuracy.
+
+    Targets: the demo's gate, an MLP and a CNN with batch norm of CIFAR-10 images, and a head on your embeddings.
+    For your own training use engram.defend from Python. Writes report.html (table and frontier), summary.json and
+    defences.csv. Needs the extra `defence` for DP-SGD.
+    """
+    from engram.core.errors import ConfigError
+    from engram.core.files import write_bytes, write_json
+    from engram.data.choice import DataChoice
+    from engram.defences.defend import ROWS_FILE
+    from engram.defences.defend import defend as run_defend
+    from engram.defences.table import defence_page
+    from engram.defences.training import scenario_named
+    from engram.render.html import render
+
+    given = remembered(context, out, resume=resume)
+    if jobs > 1 and ray is not None:
+        raise ConfigError("--jobs does nothing with --ray, which fills the cluster; leave it out")
+    usual = scenario_named(target).data
+    choice = usual
+    if given["data"] is not None or given["n"] is not None or given["labels"] is not None:
+        if usual is None and (given["data"] is None or given["n"] is None):
+            raise ConfigError(f"the target {target} needs --data and -n, the number of training records")
+        choice = DataChoice(
+            name=given["data"] or (usual.name if usual else ""),
+            labels=given["labels"] or (usual.labels if usual and given["data"] is None else "identity"),
+            n=given["n"] or (usual.n if usual else 0),
+        )
+    parts = str(given["seeds"]).split(",")
+    if not all(part.strip().isdigit() for part in parts):
+        raise ConfigError(f"--seeds must be numbers joined by commas, got {given['seeds']!r}; for example 0,1,2")
+    if (out / "report.html").exists() and not resume:
+        raise ConfigError(f"{out} already contains a report; choose another directory with -o")
+    remember(given, out, resume=resume)
+    with progress_bar() as progress:
+        table = run_defend(
+            target,
+            data=choice,
+            root=given["data_root"],
+            only=given["only"],
+            seeds=[int(part) for part in parts],
+            seconds=opt.parse_seconds(given["budget"]) if given["budget"] not in ("0", "0s") else 0.0,
+            jobs=jobs,
+            ray=ray,
+            directory=out,
+            resume=resume,
+            progress=progress,
+            command=shlex.join(["engram", *sys.argv[1:]]),
+        )
+    write_bytes(out / "defences.csv", table.to_csv().encode())
+    write_bytes(out / "report.html", render(defence_page(table)).encode())
+    write_json(out / "summary.json", table.to_json())
+    _show_table(table)
+    typer.secho(table.sentence, bold=True)
+    typer.echo(f"Open {out / 'report.html'}; for programs: {out / 'summary.json'}, {out / 'defences.csv'}")
+    typer.echo(f"Every row is in {out / ROWS_FILE}, from which --resume goes on")
+
+
+def _show_table(table: DefenceTable) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(
+        "defence", "held-out accuracy", "members identified", "AUC", "epsilon at least", "images (held-out)"
+    )
+    for name, one in table.means().items():
+        images = "" if one.images is None else f"{one.images} ({one.held_out_images})"
+        cells = (f"{one.accuracy:.1%}", f"{one.members:.1%}", f"{one.auc:.2f}", f"{one.epsilon:.2f}", images)
+        shown.add_row(name, *cells)
+    Console().print(shown)
 
 
 def _model(model: Path, given: Mapping[str, Any]) -> tuple[nn.Module | Path, tuple[int, ...] | None]:

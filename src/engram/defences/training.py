@@ -1,4 +1,4 @@
-"""Train any module as people do: mini-batches, Adam or SGD, and what may protect the records.
+"""Train any module as people do, and the targets and defences that `defend` trains.
 
 Label smoothing, mixup, flips and shifts, weight decay and DP-SGD (opacus) are settings of one loop.
 """
@@ -6,10 +6,11 @@ Label smoothing, mixup, flips and shifts, weight decay and DP-SGD (opacus) are s
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import import_module
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn import functional
 
 from engram.core.errors import ConfigError, optional, require
 from engram.core.progress import Progress, silent
+from engram.data.choice import DataChoice
 from engram.members.layers import as_fed
 from engram.models.tasks import Regression, Task
 from engram.scoring.curves import DELTA
@@ -136,7 +138,10 @@ def privately_fitted(
             generator=torch.Generator().manual_seed(fit.seed),
         )
         engine = opacus.PrivacyEngine(accountant="rdp")
-        wrapped, optimiser, loader = engine.make_private_with_epsilon(
+        # ghost clipping: the norms of per-sample gradients without the gradients, which fill gigabytes
+        wrapped, optimiser, loss, loader = engine.make_private_with_epsilon(
+            grad_sample_mode="ghost",
+            criterion=SampleLoss(task, fit.smoothing),
             module=private,
             optimizer=_optimiser(private, fit),
             data_loader=loader,
@@ -149,7 +154,7 @@ def privately_fitted(
         for epoch in range(fit.epochs):
             for own, labelled in loader:
                 optimiser.zero_grad()
-                _loss(task, wrapped(own), labelled, fit.smoothing).backward()  # type: ignore[no-untyped-call]
+                loss(wrapped(own), labelled).backward()
                 optimiser.step()
             progress("training by DP-SGD", (epoch + 1) / fit.epochs)
         spent = Private(float(engine.get_epsilon(DELTA)), float(optimiser.noise_multiplier))
@@ -164,12 +169,28 @@ def _optimiser(model: nn.Module, fit: Fit) -> torch.optim.Optimizer:
 
 
 def _loss(task: Task, outputs: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    outputs = outputs.reshape(len(outputs), -1)
     if isinstance(task, Regression):
-        return task.loss(outputs, labels)
-    if outputs.shape[1] == 1:  # the logistic loss
-        outputs = torch.cat([torch.zeros_like(outputs), outputs], 1)
-    return functional.cross_entropy(outputs, labels, label_smoothing=smoothing)
+        return task.loss(outputs.reshape(len(outputs), -1), labels)
+    return functional.cross_entropy(_logits(outputs), labels, label_smoothing=smoothing)
+
+
+class SampleLoss(nn.Module):
+    """The loss as a module with a `reduction`, which opacus sets to "none" to see each record's own."""
+
+    def __init__(self, task: Task, smoothing: float) -> None:
+        super().__init__()
+        require(not isinstance(task, Regression), "task", "must be a classification for DP-SGD", task.name)
+        self.reduction, self.smoothing = "mean", smoothing
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        outputs = _logits(outputs)
+        return functional.cross_entropy(outputs, labels, label_smoothing=self.smoothing, reduction=self.reduction)
+
+
+def _logits(outputs: Tensor) -> Tensor:
+    """Outputs [n, ...] as one logit per class; of one output the sign decides."""
+    outputs = outputs.reshape(len(outputs), -1)
+    return torch.cat([torch.zeros_like(outputs), outputs], 1) if outputs.shape[1] == 1 else outputs
 
 
 def predicted(outputs: Tensor) -> Tensor:
@@ -212,3 +233,194 @@ def started(build: Build, seed: int) -> nn.Module:
     """A module as its own rules draw it."""
     with _seeded(seed):
         return build()
+
+
+SMALL_START = 1e-4
+"""Standard deviation of the gate's first layer at the start, as in the first paper."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defence:
+    """A change to how a model is trained: to the settings of its `Fit`, its network, its start, or its data."""
+
+    name: str
+    says: str
+    fit: Mapping[str, Any] = field(default_factory=dict)
+    epochs: float = 1.0
+    """Times the usual number of epochs."""
+    width: float = 1.0
+    """Times the usual width."""
+    dropout: float = 0.0
+    start: float = 1.0
+    """Times the usual weights at the start."""
+    records: int = 1
+    """Times the usual number of training records."""
+
+    def __post_init__(self) -> None:
+        require(self.epochs > 0, "epochs", "must be positive", self.epochs)
+        require(self.width > 0, "width", "must be positive", self.width)
+        require(0 <= self.dropout < 1, "dropout", "must be at least 0 and below 1", self.dropout)
+        require(self.start > 0, "start", "must be positive", self.start)
+        require(self.records >= 1, "records", "must be at least 1", self.records)
+
+    def applied(self, fit: Fit, n: int) -> Fit:
+        """The settings under this defence, for n records.
+
+        DP-SGD gets Adam, large batches and few epochs, which lose least to its noise.
+        """
+        changed = replace(fit, epochs=max(1, round(self.epochs * fit.epochs)), **self.fit)
+        if changed.epsilon is None:
+            return changed
+        return replace(changed, optimiser="adam", lr=1e-3, epochs=40, batch=max(1, n // 4))
+
+
+EPSILONS = (1, 3, 8, 50, 1000)
+DEFENCES: dict[str, Defence] = {
+    one.name: one
+    for one in (
+        Defence(name="none", says="as it is usually trained"),
+        *(Defence(name=f"dp-{e}", says=f"DP-SGD, epsilon {e}", fit={"epsilon": float(e)}) for e in EPSILONS),
+        Defence(name="decay-1e-3", says="weight decay 0.001", fit={"weight_decay": 1e-3}),
+        Defence(name="decay-1e-2", says="weight decay 0.01", fit={"weight_decay": 1e-2}),
+        Defence(name="early", says="a tenth of the epochs", epochs=0.1),
+        Defence(name="longer", says="five times the epochs", epochs=5.0),
+        Defence(name="batch-10", says="batches of 10", fit={"batch": 10}),
+        Defence(name="batch-full", says="full batches", fit={"batch": None}),
+        Defence(name="dropout", says="dropout 0.5", dropout=0.5),
+        Defence(name="smoothing", says="label smoothing 0.2", fit={"smoothing": 0.2}),
+        Defence(name="mixup", says="mixup, alpha 1", fit={"mixup": 1.0}),
+        Defence(name="augmented", says="flips and shifts", fit={"augmented": True}),
+        Defence(name="more", says="four times the records", records=4),
+        Defence(name="narrow", says="an eighth of the width", width=0.125),
+        Defence(name="big-start", says="weights three times as large at the start", start=3.0),
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A target as people train it; `data` None where the user has to name the records."""
+
+    says: str
+    build: Callable[[tuple[int, ...], int, Defence], nn.Module]
+    """From the shape of an input, the number of outputs, and the width and dropout of a defence."""
+    fit: Fit
+    task: str
+    data: DataChoice | None
+    takes_images: bool = True
+
+    def network(self, shape: tuple[int, ...], outputs: int, defence: Defence, seed: int) -> nn.Module:
+        """At its start, as large as the defence asks for."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = self.build(shape, outputs, defence)
+        with torch.no_grad():
+            for one in model.modules():
+                if isinstance(one, nn.Linear | nn.Conv2d):
+                    one.weight.mul_(defence.start)
+        return model
+
+
+def _wide(width: int, defence: Defence) -> int:
+    return max(1, round(width * defence.width))
+
+
+def _hidden(entering: int, leaving: int, defence: Defence, *, bias: bool = True) -> list[nn.Module]:
+    drop: list[nn.Module] = [nn.Dropout(defence.dropout)] if defence.dropout else []
+    return [nn.Linear(entering, leaving, bias=bias), nn.ReLU(), *drop]
+
+
+def mlp(shape: tuple[int, ...], outputs: int, defence: Defence) -> nn.Module:
+    first, second = _wide(512, defence), _wide(256, defence)
+    hidden = [*_hidden(prod(shape), first, defence), *_hidden(first, second, defence)]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(second, outputs))
+
+
+def gate(shape: tuple[int, ...], outputs: int, defence: Defence) -> nn.Module:
+    """The papers' network: two wide layers, a small start, a bias in the first layer alone."""
+    wide = _wide(1000, defence)
+    first = _hidden(prod(shape), wide, defence)
+    for value in first[0].parameters():
+        nn.init.normal_(value, 0, SMALL_START)
+    second = _hidden(wide, wide, defence, bias=False)
+    return nn.Sequential(nn.Flatten(), *first, *second, nn.Linear(wide, outputs, bias=False))
+
+
+def cnn(shape: tuple[int, ...], outputs: int, defence: Defence) -> nn.Module:
+    layers: list[nn.Module] = []
+    entering, side = shape[0], shape[1]
+    for channels in (_wide(32, defence), _wide(64, defence), _wide(128, defence)):
+        layers += [nn.Conv2d(entering, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU()]
+        layers.append(nn.MaxPool2d(2))
+        entering, side = channels, side // 2
+    wide = _wide(256, defence)
+    return nn.Sequential(
+        *layers, nn.Flatten(), *_hidden(entering * side * side, wide, defence), nn.Linear(wide, outputs)
+    )
+
+
+def head(shape: tuple[int, ...], outputs: int, defence: Defence) -> nn.Module:
+    wide = _wide(500, defence)
+    return nn.Sequential(nn.Flatten(), *_hidden(prod(shape), wide, defence), nn.Linear(wide, outputs))
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "mlp": Scenario(
+        says="an MLP of 500 CIFAR-10 images in ten classes, Adam",
+        build=mlp,
+        fit=Fit(epochs=60),
+        task="multiclass",
+        data=DataChoice(name="cifar10", labels="identity", n=500),
+    ),
+    "gate": Scenario(
+        says="the demo's access gate, which learns 50 faces by heart",
+        build=gate,
+        fit=Fit(epochs=4000, optimiser="sgd", lr=0.02, momentum=0.0, batch=None),
+        task="binary",
+        data=DataChoice(name="faces", labels="gate", n=50),
+    ),
+    "cnn": Scenario(
+        says="a CNN with batch norm, 500 CIFAR-10 images, Adam",
+        build=cnn,
+        fit=Fit(epochs=40),
+        task="multiclass",
+        data=DataChoice(name="cifar10", labels="identity", n=500),
+    ),
+    "head": Scenario(
+        says="a head on embeddings that you give with --data, Adam",
+        build=head,
+        fit=Fit(epochs=100),
+        task="multiclass",
+        data=None,
+        takes_images=False,
+    ),
+}
+
+
+def scenario_named(name: str) -> Scenario:
+    if name not in SCENARIOS:
+        listed = "; ".join(f"{key}: {one.says}" for key, one in SCENARIOS.items())
+        raise ConfigError(f"there is no target {name!r}; choose one of {listed}")
+    return SCENARIOS[name]
+
+
+def chosen_defences(only: str | None, scenario: Scenario) -> list[Defence]:
+    """All that make sense for a target, or those named; `none` is always the first, to compare with.
+
+    >>> [one.name for one in chosen_defences("dp-8, dropout", SCENARIOS["mlp"])]
+    ['none', 'dp-8', 'dropout']
+    """
+    left_out = set() if scenario.takes_images else {"augmented"}
+    if scenario.fit.batch is None:
+        left_out.add("batch-full")
+    if scenario.data is not None and scenario.data.name == "faces":
+        left_out.add("more")  # there are no more faces
+    if only is None:
+        return [one for name, one in DEFENCES.items() if name not in left_out]
+    names = [name.strip() for name in only.split(",")]
+    for name in names:
+        if name not in DEFENCES:
+            raise ConfigError(f"there is no defence {name!r}; choose some of {', '.join(DEFENCES)}")
+        if name in left_out:
+            raise ConfigError(f"{name} does not apply to this target; leave it out")
+    return [DEFENCES["none"], *(DEFENCES[name] for name in dict.fromkeys(names) if name != "none")]

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -109,6 +109,27 @@ class RayChunks:
         while waiting:
             found = self._ray.get(waiting.pop(0))
             yield {name: torch.tensor(value) for name, value in found.items()}
+
+
+def on_cluster(address: str, work: Callable[..., Any], wanted: Sequence[Sequence[Any]]) -> Iterator[Any]:
+    """`work(*one)` for every one wanted, as tasks of one core; the results as they end, in any order."""
+    ray, mine = connected(address)
+    try:
+        task = ray.remote(num_cpus=1, max_retries=ATTEMPTS)(_worked)
+        waiting = [task.remote(work, tuple(one)) for one in wanted]
+        while waiting:
+            done, waiting = ray.wait(waiting, num_returns=1)
+            yield from map(ray.get, done)
+    finally:
+        if mine:
+            ray.shutdown()
+
+
+def _worked(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    import torch
+
+    torch.set_num_threads(1)
+    return work(*arguments)
 
 
 def _chunk(sent: tuple[Any, Any, Any], index: int) -> dict[str, Any]:
