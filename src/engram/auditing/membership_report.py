@@ -10,9 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from engram.auditing.comparison import LEARNT
+from engram.auditing.page import advice_section
 from engram.auditing.preprocessing import Preprocessing, chosen_preprocessing, doubts
 from engram.auditing.record import SCHEMA_VERSION
-from engram.auditing.verdict import Outcome, in_doubt
+from engram.auditing.verdict import Outcome, in_doubt, kind_of_target
 from engram.auditing.visuals import roc_chart
 from engram.core import files
 from engram.core.errors import require
@@ -201,6 +202,7 @@ def page_of(report: MembershipReport) -> Page:
             _rates_section(report),
             _layers_section(report),
             _records_section(report),
+            advice_section(kind_of_target(None, report.train.shape, len(report.train)), report.model),
             Section("limits", "What the numbers do not say", LIMITS),
             _settings_section(report),
         ],

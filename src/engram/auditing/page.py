@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from engram.auditing.verdict import MEASURED, TARGETS, kind_of_target
 from engram.auditing.visuals import (
     baseline_gallery,
     candidate_gallery,
@@ -330,6 +331,35 @@ def membership_section(record: AuditRecord) -> Section | None:
     )
 
 
+ADVICE_HEADS = ("what was done", "members identified", "held-out accuracy", "images back", "try it")
+
+
+def advice_section(kind: str, model: str) -> Section:
+    """What was measured to help a target like this one, best first, each with the command that tries it."""
+    rows: list[list[Cell]] = [
+        [
+            one.way,
+            f"{one.members[0]:.0%} -> {one.members[1]:.1%}",
+            f"{one.accuracy[0]:.1%} -> {one.accuracy[1]:.1%}",
+            None if one.images is None else f"{one.images[0]} -> {one.images[1]}",
+            one.command.format(model=model),
+        ]
+        for one in MEASURED
+        if one.kind == kind
+    ]
+    return Section(
+        "advice",
+        "What you can do",
+        [
+            f"Measured on the target most like this one: {TARGETS[kind]} (docs/defences.md has all of it). Yours "
+            "will differ: the command in the last column tries it, and attacks the result anew.",
+            "What did not help on any target that was measured: rounding the weights (even to one bit), pruning, "
+            "weight decay and dropout.",
+        ],
+        tables=[Table(ADVICE_HEADS, rows, "Before and after, means over seeds")],
+    )
+
+
 def page_of(record: AuditRecord) -> Page:
     """Every section for which this audit has results."""
     sections = [
@@ -338,6 +368,7 @@ def page_of(record: AuditRecord) -> Page:
         control_section(record),
         risk_section(record),
         membership_section(record),
+        advice_section(kind_of_target(record.view, record.view.input_shape, _records(record)), record.model),
         candidate_section(record),
         weights_section(record),
         course_section(record),
@@ -352,6 +383,10 @@ def page_of(record: AuditRecord) -> Page:
         tiles=_tiles(record),
         sections=[section for section in sections if section is not None],
     )
+
+
+def _records(record: AuditRecord) -> int | None:
+    return None if record.comparison is None else len(record.comparison.data.train)
 
 
 def _tiles(record: AuditRecord) -> list[Tile]:

@@ -378,3 +378,40 @@ def _blind(pooled: Reconstruction, source: str) -> AuditVerdict:
     if is_suspect(pooled):
         return AuditVerdict("leak suspected", f"Leak suspected: {numbers}; give your training data to measure it.")
     return AuditVerdict("no leak found", f"No leak found by these trials: {numbers}. {NO_PROOF}")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a defence did to a target, measured (docs/defences.md): before and after, means over seeds."""
+
+    kind: str
+    n: int
+    way: str
+    members: tuple[float, float]
+    accuracy: tuple[float, float]
+    images: tuple[int, int] | None
+    command: str
+
+
+TARGETS = {
+    "gate": "a gate that learnt 50 faces by heart",
+    "mlp": "a fully-connected network of 500 images in ten classes",
+    "cnn": "a network with convolutions and batch norm, 500 images in ten classes",
+    "head": "a head on embeddings, 100 records in ten classes",
+}
+HARDEN = "engram harden {model} --data {data} --held-out {held_out} -o runs/safer"
+DEFEND = "engram defend {kind} --only {name} -o runs/defences"
+MEASURED: tuple[Measured, ...] = ()
+
+
+def kind_of_target(view: AttackerView[Network] | None, shape: Sequence[int], records: int | None) -> str:
+    """The measured target that a model is most like: by its layers, its inputs, and how many records it has."""
+    if len(shape) != 3:
+        return "head"
+    if view is None or view.dense is None:
+        return "cnn"
+    few = records is not None and records <= FEW_RECORDS
+    return "gate" if view.task.label_count == 2 and (few or records is None) else "mlp"
+
+
+FEW_RECORDS = 150

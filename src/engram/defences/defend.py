@@ -150,7 +150,8 @@ def defend(
         raise ConfigError(f"the target {target} needs records; give them with --data and -n")
     require(len(seeds) > 0, "seeds", "must name at least one", 0)
     order = Order(scenario=target, data=choice, root=root, seconds=seconds)
-    wanted = [(defence, seed) for defence in chosen_defences(only, scenario) for seed in seeds]
+    chosen = _possible(chosen_defences(only, scenario), order, named=only is not None)
+    wanted = [(defence, seed) for defence in chosen for seed in seeds]
     path = None if directory is None else files.prepare_directory(directory) / ROWS_FILE
     rows = {row.key: row for row in _stored(path, order)} if resume else {}
     missing = [(defence, seed) for defence, seed in wanted if f"{defence.name}/{seed}" not in rows]
@@ -167,6 +168,20 @@ def defend(
         progress(f"{len(rows)} of {len(wanted)} models, last {row.says}", len(rows) / len(wanted))
     listed = [rows[f"{defence.name}/{seed}"] for defence, seed in wanted]
     return DefenceTable(target, scenario.says, tuple(listed), command)
+
+
+def _possible(defences: Sequence[Defence], order: Order, *, named: bool) -> list[Defence]:
+    """Those for which there are records enough: as many controls as are asked about, at least."""
+    there = largest(order.data.everything(order.root))
+    few = [one for one in defences if order.data.n * (one.records + 1) > there]
+    if any(one.records == 1 for one in few):
+        raise ConfigError(
+            f"{order.data.name} has {there:,} records, too few to train on {order.data.n:,} and hold out as many; "
+            f"ask for at most {there // 2:,} with -n"
+        )
+    if few and named:
+        raise ConfigError(f"{few[0].name} needs more records than {order.data.name} has; leave it out")
+    return [one for one in defences if one not in few]
 
 
 def _own(

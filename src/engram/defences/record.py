@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from markupsafe import Markup
@@ -20,6 +20,7 @@ from engram.models.tasks import Task
 from engram.render.html import Page, Section, Table, Tile
 from engram.render.svg import Axis, Series, chart
 
+Worth = Literal["accuracy", "train_accuracy"]
 ENOUGH = 200
 """With this many held-out records, one half of the controls chooses and the other half judges."""
 
@@ -116,13 +117,22 @@ class Hardening:
         )
 
     @property
+    def worth(self) -> Worth:
+        """Which accuracy counts: a model that does no better than a guess on held-out records is worth what it
+        knows of its training records."""
+        return "accuracy" if self.before.generalises(self.task) else "train_accuracy"
+
+    @property
     def frontier(self) -> list[Point]:
         """The points that no other one beats in both accuracy and members identified, best accuracy first."""
         best: list[Point] = []
-        for point in sorted(self.points, key=lambda one: (-one.exposure.accuracy, one.exposure.members)):
+        for point in sorted(self.points, key=lambda one: (-self._worth(one), one.exposure.members)):
             if not best or point.exposure.members < best[-1].exposure.members:
                 best.append(point)
         return best
+
+    def _worth(self, point: Point) -> float:
+        return float(getattr(point.exposure, self.worth))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -207,20 +217,25 @@ def found_notes(parts: Parts, before: Exposure, mend: str | None, task: Task) ->
     return tuple(notes)
 
 
-def frontier_chart(title: str, groups: Mapping[str, Sequence[Exposure]], goal: Sequence[Exposure]) -> Markup:
-    """Members identified against held-out accuracy; up and left is what an attacker likes."""
+def frontier_chart(
+    title: str, groups: Mapping[str, Sequence[Exposure]], goal: Sequence[Exposure], worth: Worth = "accuracy"
+) -> Markup:
+    """Members identified against accuracy; down and right is where an owner wants to be."""
+
+    def at(found: Sequence[Exposure]) -> list[float]:
+        return [float(getattr(one, worth)) for one in found]
+
     every = [one for group in groups.values() for one in group]
-    accuracies = [one.accuracy for one in [*every, *goal]]
-    x = Axis("held-out accuracy", min(accuracies), max(accuracies) or 1.0)
+    label = "held-out accuracy" if worth == "accuracy" else "accuracy on the training records"
+    low, high = min(at([*every, *goal])), max(at([*every, *goal]))
+    x = Axis(label, low, high if high > low else low + 0.01)
     y = Axis("members identified", 0, max(0.01, *(one.members for one in [*every, *goal])))
     series = [
-        Series(name, [one.accuracy for one in group], [one.members for one in group], kind="dots", colour=place)
+        Series(name, at(group), [one.members for one in group], kind="dots", colour=place)
         for place, (name, group) in enumerate(groups.items())
     ]
-    ordered = sorted(goal, key=lambda one: one.accuracy)
-    line = Series(
-        "frontier", [one.accuracy for one in ordered], [one.members for one in ordered], kind="dashed", colour=4
-    )
+    ordered = sorted(goal, key=lambda one: at([one]))
+    line = Series("frontier", at(ordered), [one.members for one in ordered], kind="dashed", colour=4)
     summary = f"{len(every)} points; the frontier has {len(goal)}."
     return chart(title, x, y, [*series, line], summary=summary)
 
@@ -287,7 +302,10 @@ def _change_section(found: Hardening) -> Section:
     return Section(
         "change",
         "Before and after",
-        [f"The weights were changed once, by: {found.mend}. The audits before and after lie beside this report."],
+        [
+            f"The weights were changed once, by: {found.mend}. The audits are beside this report, in before and "
+            "after."
+        ],
         tables=[Table(("what", "before", "after"), list(improved(found.before, found.after)), "The whole attack")],
     )
 
@@ -305,7 +323,7 @@ def _tried_section(found: Hardening) -> Section:
             *exposure_cells(point.exposure),
             found.wish.holds(point.exposure) if point.whole else found.wish.without_images().holds(point.exposure),
         )
-        for point in sorted(found.points, key=lambda one: -one.exposure.accuracy)
+        for point in sorted(found.points, key=lambda one: -found._worth(one))
     ]
     kinds: dict[str, list[Exposure]] = {"as it is": [found.before]}
     for point in found.points:
@@ -314,7 +332,7 @@ def _tried_section(found: Hardening) -> Section:
         "tried",
         "What each mend costs, and what it gives",
         ["Of every kind, several strengths were tried. The frontier is what no other point beats in both."],
-        [frontier_chart("Risk against accuracy", kinds, [point.exposure for point in found.frontier])],
+        [frontier_chart("Risk against accuracy", kinds, [one.exposure for one in found.frontier], found.worth)],
         tables=[Table(HEADS, rows, "Most accurate first", sortable=True)],
     )
 
