@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,12 @@ from engram.cli.app import app
 from engram.core.errors import CheckpointError, ConfigError
 from engram.defences.exposure import Exposure, Wish, worst
 from engram.defences.harden import Search, chosen_ladders
+from engram.defences.mends import parse_mend
 from engram.defences.record import Parts
+from engram.defences.training import Fit, fitted
+from engram.defences.weights import Public
 from engram.models.open.files import rewritten
+from engram.models.tasks import Multiclass
 from tests.defences.cases import CLASSES, SHAPE, build, samples, trained
 
 EASY = "members identified <= 20%"
@@ -293,3 +298,74 @@ def test_tensors_with_the_same_values_keep_their_places(tmp_path: Path) -> None:
     assert torch.equal(state["b"], new[1])
     assert float(state["w"].sum()) == float(state["t"].sum()) == 42
     assert rewritten(path, [(torch.full((3,), 9.0), new[0])]) is None
+
+
+def test_who_knows_of_the_mend_is_never_left_out(leaky: nn.Module) -> None:
+    """The report's number is the worst of all readings, each of which is attacked here by hand."""
+    train, held_out = samples(60, 1), samples(120, 2)
+    mend = "shaped noise 0.4"
+    found = engram.harden(
+        leaky, train, held_out, accept="members identified <= 100%", only=mend, input_shape=SHAPE
+    )
+    quick = next(point.exposure for point in found.points if not point.whole)
+    public = Public(found.preprocessing(found.parts.public.images), found.parts.public.labels, Multiclass(CLASSES))
+    readings = parse_mend(mend).apply(leaky, public, 0).readings()
+    assert len(readings) == 2
+    seen = []
+    for one in readings:
+        control = found.parts.choosing
+        own = (found.preprocessing(train[0]), train[1]), (found.preprocessing(control.images), control.labels)
+        seen.append(engram.membership(one, *own).roc.auc)
+    # the mended network's layers alone: the report also counts boundaries and the loss
+    assert quick.auc >= max(seen) - 1e-6
+
+
+CODE = """
+from torch import nn
+
+
+def build():
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 4)
+    )
+"""
+
+
+def test_a_model_of_ones_own_class_comes_back_by_name(written: list[str], tmp_path: Path) -> None:
+    code, source, out = tmp_path / "code.py", tmp_path / "cnn.pt", tmp_path / "safer"
+    code.write_text(CODE)
+    names: dict[str, Any] = {}
+    exec(CODE, names)
+    images, labels = samples(60, 1)
+    model = fitted(names["build"]().train(), images, labels, Multiclass(CLASSES), Fit(epochs=30, batch=10))
+    torch.save(model.state_dict(), source)
+    place = written.index("--only")
+    options = [*written[: written.index("--accept")], "--accept", "members identified <= 100%"]
+    options += [*written[place : place + 1], "directions 80% + tune 2 epochs", "--model-code", f"{code}:build"]
+    result = CliRunner().invoke(app, ["harden", str(source), *options, "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    again = names["build"]()
+    again.load_state_dict(torch.load(out / "cnn.pt", weights_only=True))
+    assert not torch.equal(again[0].weight, model.state_dict()["0.weight"])
+    report = json.loads((out / "hardening.json").read_text())
+    assert report["written_accuracy"] == pytest.approx(report["after"]["accuracy"])
+    assert any("Images were not attacked" in note for note in report["notes"])
+    assert any("now its training records" in note for note in report["notes"])
+
+
+def test_an_onnx_file_stays_one(leaky: nn.Module, written: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    source, out = tmp_path / "model.onnx", tmp_path / "safer"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's own
+        torch.onnx.export(leaky.eval(), (torch.rand(1, *SHAPE),), str(source), dynamo=False)
+    without_shape = written[: written.index("--input-shape")]
+    result = CliRunner().invoke(app, ["harden", str(source), *without_shape, "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    report = json.loads((out / "hardening.json").read_text())
+    before, after = (engram.open_view(path).network for path in (source, out / "model.onnx"))
+    assert not torch.equal(before.weights[0], after.weights[0])
+    judged = Parts.of(_image_set(samples(120, 2)), None).judging
+    outputs = after(judged.images - samples(60, 1)[0].mean(0))
+    correct = (outputs.argmax(1) == judged.labels).double().mean()
+    assert report["written_accuracy"] == pytest.approx(float(correct))

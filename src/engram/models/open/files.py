@@ -25,7 +25,7 @@ from engram.models.open.chain import ReadNetwork
 from engram.models.open.exported import exported_network, is_exported
 from engram.models.open.keras_file import MAGIC, is_keras, keras_network
 from engram.models.open.merged import head_of, heads_in, merged
-from engram.models.open.onnx_file import onnx_network
+from engram.models.open.onnx_file import onnx_network, onnx_rewritten
 from engram.models.open.sklearn_model import is_skops, skops_network
 from engram.models.open.state_dict import dense_network, described_network
 
@@ -135,14 +135,16 @@ def read_state(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Tensor]:
 def rewritten(
     path: Path, changes: Sequence[tuple[Tensor, Tensor]], *, max_bytes: int = MAX_BYTES
 ) -> tuple[bytes, list[str]] | None:
-    """The state_dict in `path` with other weights, as the bytes of such a file, and what of the file was left out.
+    """The state_dict or ONNX file in `path` with other weights, as bytes, and what of the file was left out.
 
     `changes` are pairs of an old tensor and a new one; the old one is looked for by its values, also transposed,
-    and replaced wherever it stands. None if the file is no state_dict or does not contain all of them as they are.
-    Beside the weights only plain settings are kept: an optimizer's state is made of the training records'
-    gradients.
+    and replaced wherever it stands. None if the file is of another kind or does not contain all of them. Beside
+    the weights only plain settings are kept: an optimizer's state is made of the training records' gradients.
     """
     kind = _kind(path, max_bytes)
+    if kind is _Kind.ONNX:
+        content = onnx_rewritten(path, lambda state: _claims(state, changes), max_bytes=max_bytes)
+        return None if content is None else (content, [])
     if _own_layers(path, kind) is not None:
         return None
     _state(path, kind, max_bytes)  # refuses what is not a state_dict

@@ -48,6 +48,34 @@ def onnx_network(path: Path, *, max_bytes: int) -> ReadNetwork:
         raise CheckpointError(f"{path} is not an ONNX file, or truncated ({error}); {CURE}") from error
 
 
+Claims = dict[str, tuple[Tensor, bool]]
+"""New tensors by the names of old ones, and whether they are transposed there."""
+
+
+def onnx_rewritten(
+    path: Path, claims_of: Callable[[dict[str, Tensor]], Claims | None], *, max_bytes: int
+) -> bytes | None:
+    """An .onnx file with other weights, all of them inside it; None if the weights to replace are not found."""
+    onnx = optional("onnx", wanted_by="an .onnx file", install="engram[onnx]")
+    model = onnx.load(str(path), load_external_data=False)
+    reader = _Reader(path, model.graph, max_bytes)
+    reader._initialisers()
+    if (claims := claims_of(reader.constants)) is None:
+        return None
+    for one in model.graph.initializer:
+        value = reader.constants[one.name]
+        if one.name in claims:
+            new, turned = claims[one.name]
+            value = new.T if turned else new
+        kind = {**READABLE, **WHOLE}.get(one.data_type)
+        if kind is None:
+            return None
+        stored = np.ascontiguousarray(value.detach().cpu().numpy().astype(kind))
+        one.CopyFrom(onnx.numpy_helper.from_array(stored, one.name))
+    content: bytes = model.SerializeToString()
+    return content
+
+
 @dataclass(eq=False)
 class _Reader:
     """Follows the line of values from the input; constants meet it as weights."""
