@@ -260,6 +260,8 @@ def test_the_file_comes_back_in_its_format(
     assert report["written_accuracy"] == pytest.approx(float(correct.double().mean()))
     assert report["after"]["accuracy"] == pytest.approx(report["written_accuracy"])
     assert not torch.equal(safer["1.weight"].float(), state["1.weight"].float())
+    documented = (Path(__file__).parents[2] / "docs" / "report-schema.md").read_text()
+    assert [key for key in report if f"`{key}`" not in documented] == []
     page = (out / "report.html").read_text()
     assert "Before and after" in page
     assert (out / "before" / "report.html").exists()
