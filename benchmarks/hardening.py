@@ -1,6 +1,7 @@
 """What it costs to mend a model that leaks, and whether a long attack finds more than a short one.
 
     python -m benchmarks.hardening [--targets gate,cifar] [--seeds 1,2,3] [--budget 60] [--long 600]
+    python -m benchmarks.hardening --ladder --targets cifar --seeds 1
 
 `gate` is the demo's classifier of 50 faces, `cifar` an ordinary ten-class MLP of 500 images trained with Adam.
 Each is mended by `engram.harden` with its default wish; then the mended model is attacked once more, for --long
@@ -23,7 +24,11 @@ from benchmarks.ordinary import SCRIPTS
 from engram.core import files
 from engram.core.runs import versions
 from engram.data.sets import ImageSet
-from engram.defences.harden import harden
+from engram.defences.exposure import Opened
+from engram.defences.harden import Untouched, harden
+from engram.defences.mends import families
+from engram.defences.record import Parts
+from engram.defences.weights import Public
 from engram.models.open.door import Model
 from engram.models.tasks import Binary
 from engram.training.presets import GATE
@@ -75,6 +80,32 @@ def measure(name: str, seed: int, chosen: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
+def ladder(name: str, seed: int, chosen: argparse.Namespace) -> list[str]:
+    """Every second strength of every kind: who is identified in the weights as they are, and by one who knows."""
+    model, train, held_out, public = target(name, seed, chosen.data_root)
+    opened = Opened.of(model, train.shape, task=None, arch=None, activation="relu", normalize=None, head=None)
+    subject = opened.subject(train, held_out, None, "auto")
+    parts = Parts.of(held_out, public, seed)
+    known = Public(subject.inputs(parts.public), parts.public.labels, subject.task)
+    rows = [
+        "| mend | held-out accuracy | training accuracy | as it is | by one who knows | AUC, the higher |",
+        RULE,
+    ]
+    for mend in [Untouched(), *(one for _, rungs in families() for one in rungs[::2])]:
+        readings = mend.apply(opened.module, known, seed).readings()
+        seen = [subject.members(one, parts.judging) for one in readings]
+        first, informed = seen[0], max((one.members for one in seen[1:]), default=None)
+        rows.append(
+            f"| {mend.text} | {first.accuracy:.2f} | {first.train_accuracy:.2f} | {first.members:.2f} | "
+            f"{'' if informed is None else f'{informed:.2f}'} | {max(one.auc for one in seen):.2f} |"
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+RULE = "|---|---|---|---|---|---|"
+
+
 def told(name: str, row: dict[str, Any]) -> str:
     before, after, long = row["before"], row["after"], row.get("long")
     if after is None:
@@ -97,8 +128,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--accept", default="members identified <= 5%, images = 0")
     parser.add_argument("--data-root", type=Path, default=DATA)
     parser.add_argument("--out", type=Path, default=Path("runs/hardening"))
+    parser.add_argument("--ladder", action="store_true", help="every strength of every mend, by membership alone")
     chosen = parser.parse_args(arguments)
     files.prepare_directory(chosen.out)
+    if chosen.ladder:
+        for name in chosen.targets.split(","):
+            lines = ladder(name, int(chosen.seeds.split(",")[0]), chosen)
+            files.write_bytes(chosen.out / f"ladder-{name}.md", ("\n".join(lines) + "\n").encode())
+        return
     path = chosen.out / "hardening.json"
     rows: dict[str, Any] = files.read_json(path)["rows"] if path.exists() else {}
     for name in chosen.targets.split(","):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from engram.core.errors import ConfigError
-from engram.defences.mends import Directions, Distillation, Pruning, Rank, Rounding, families, parse_mend
-from engram.defences.weights import Coloured, Noise, Public, entering, set_weight, shrunk
+from engram.defences.mends import Distillation, MainDirections, Pruning, Rank, Rounding, families, parse_mend
+from engram.defences.weights import Coloured, Public, WeightNoise, entering, set_weight, shrunk
 from engram.members.layers import layer_weight, readable_layers
 from engram.models.tasks import Multiclass
 from tests.defences.cases import CLASSES, samples, trained
@@ -38,7 +38,7 @@ def test_noise_has_the_size_it_says_in_what_leaves_a_layer(kind: str, shaped: bo
     layers = readable_layers(model)
     ratios: dict[str, list[float]] = {name: [] for name in layers}
     for seed in range(20):  # a last layer of a few outputs has little to average over
-        made = readable_layers(Noise(0.5, shaped=shaped).apply(model, known, seed).model)
+        made = readable_layers(WeightNoise(0.5, shaped=shaped).apply(model, known, seed).model)
         for name, before in layers.items():
             columns, weight = entering(model, before, known.inputs), layer_weight(before)
             left = (columns @ (layer_weight(made[name]) - weight).mT).square().sum()
@@ -52,7 +52,7 @@ def test_shaped_noise_is_least_where_inputs_are() -> None:
     model, known = MODELS["dense"](), public(30)  # fewer records than pixels: some directions are empty
     sizes = {}
     for shaped in (False, True):
-        made = Noise(0.5, shaped=shaped).apply(model, known, seed=1).model
+        made = WeightNoise(0.5, shaped=shaped).apply(model, known, seed=1).model
         before, after = (layer_weight(next(iter(readable_layers(one).values()))) for one in (model, made))
         sizes[shaped] = float((after - before).norm())
     assert sizes[True] > 2 * sizes[False]
@@ -97,7 +97,7 @@ def test_whitening_undoes_colouring() -> None:
 
 def test_who_knows_of_the_noise_reads_the_weights_better() -> None:
     model, known = trained(samples(40, 0)), public()
-    found = Noise(0.5, shaped=True).apply(model, known, seed=2)
+    found = WeightNoise(0.5, shaped=True).apply(model, known, seed=2)
     wanted = layer_weight(next(iter(readable_layers(model).values())))
     plain, informed = (layer_weight(next(iter(readable_layers(one).values()))) for one in found.readings())
     assert (informed - wanted).norm() < 0.7 * (plain - wanted).norm()
@@ -106,7 +106,7 @@ def test_who_knows_of_the_noise_reads_the_weights_better() -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_directions_leave_nothing_outside_them(kind: str) -> None:
     model, known = MODELS[kind](), public()
-    found = Directions(0.5).apply(model, known, seed=0)
+    found = MainDirections(0.5).apply(model, known, seed=0)
     layer = next(iter(readable_layers(found.model).values()))
     weight = layer.weight.detach().flatten(1).double()
     rank = int(torch.linalg.matrix_rank(weight, rtol=1e-5))
@@ -118,7 +118,7 @@ def test_directions_leave_nothing_outside_them(kind: str) -> None:
 
 def test_all_directions_change_nothing_on_the_records_they_were_found_from() -> None:
     model, known = MODELS["dense"](), public(30)
-    made = Directions(0.999999).apply(model, known, seed=0).model
+    made = MainDirections(0.999999).apply(model, known, seed=0).model
     torch.testing.assert_close(made(known.inputs), model(known.inputs), rtol=1e-3, atol=1e-3)
 
 
@@ -200,7 +200,9 @@ def test_a_text_that_is_no_mend_is_refused(text: str, part: str) -> None:
 def test_weights_in_parts_are_refused() -> None:
     model = torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))
     with pytest.raises(ConfigError, match="merge them first"):
-        Noise(0.1).apply(nn.Sequential(model), Public(torch.rand(5, 4), torch.zeros(5).long(), Multiclass(2)), 0)
+        WeightNoise(0.1).apply(
+            nn.Sequential(model), Public(torch.rand(5, 4), torch.zeros(5).long(), Multiclass(2)), 0
+        )
 
 
 def test_weights_can_be_set_by_groups() -> None:

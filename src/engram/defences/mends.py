@@ -16,9 +16,9 @@ from engram.defences.weights import (
     Coloured,
     Mend,
     Mended,
-    Noise,
     Public,
     Reader,
+    WeightNoise,
     copied,
     denoised,
     entering,
@@ -55,7 +55,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Directions:
+class MainDirections:
     """Every layer answers only to the directions that hold `share` of the public records' variance, and to their
     mean; what it does in all others is removed: W -> W Q Qᵀ.
 
@@ -291,9 +291,9 @@ def _changed(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
 
 
 _FORMS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Mend]], ...] = (
-    (re.compile(r"(shaped )?noise ([\d.e-]+)"), lambda m: Noise(float(m[2]), shaped=m[1] is not None)),
+    (re.compile(r"(shaped )?noise ([\d.e-]+)"), lambda m: WeightNoise(float(m[2]), shaped=m[1] is not None)),
     (re.compile(r"rank (\d+)"), lambda m: Rank(int(m[1]))),
-    (re.compile(r"directions ([\d.]+)%"), lambda m: Directions(float(m[1]) / 100)),
+    (re.compile(r"directions ([\d.]+)%"), lambda m: MainDirections(float(m[1]) / 100)),
     (re.compile(r"round (\d+) bits?"), lambda m: Rounding(int(m[1]))),
     (re.compile(r"prune ([\d.]+)%"), lambda m: Pruning(float(m[1]) / 100)),
     (re.compile(r"tune (\d+) epochs?"), lambda m: Tuning(int(m[1]))),
@@ -329,15 +329,15 @@ def families() -> Iterator[tuple[str, tuple[Mend, ...]]]:
     """What `harden` tries: by kind, from the gentlest to the strongest."""
     levels = (0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.0, 3.0)
     shares = (0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.3)
-    yield "noise", tuple(Noise(level) for level in levels)
-    yield "shaped noise", tuple(Noise(level, shaped=True) for level in levels)
-    yield "directions", tuple(Directions(share) for share in shares)
+    yield "noise", tuple(WeightNoise(level) for level in levels)
+    yield "shaped noise", tuple(WeightNoise(level, shaped=True) for level in levels)
+    yield "directions", tuple(MainDirections(share) for share in shares)
     yield "rank", tuple(Rank(keep) for keep in (100, 50, 20, 10, 5, 3, 2, 1))
     yield "round", tuple(Rounding(bits) for bits in (8, 6, 5, 4, 3, 2, 1))
     yield "prune", tuple(Pruning(share) for share in (0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99))
     yield "tune", tuple(Tuning(epochs) for epochs in (5, 20, 60, 200))
     yield "distil", (Distillation(100), Distillation(100, soft=False))
     tune = Tuning(20)
-    yield "shaped noise + tune", tuple(Chain((Noise(level, shaped=True), tune)) for level in levels)
-    yield "directions + tune", tuple(Chain((Directions(share), tune)) for share in shares)
-    yield "distil + directions", tuple(Chain((Distillation(100), Directions(share))) for share in shares)
+    yield "shaped noise + tune", tuple(Chain((WeightNoise(level, shaped=True), tune)) for level in levels)
+    yield "directions + tune", tuple(Chain((MainDirections(share), tune)) for share in shares)
+    yield "distil + directions", tuple(Chain((Distillation(100), MainDirections(share))) for share in shares)

@@ -108,7 +108,7 @@ def layers_of(model: nn.Module) -> list[tuple[str, Layer]]:
 
 
 @dataclass(frozen=True)
-class Noise:
+class WeightNoise:
     """Gaussian noise on every weight. `level` is its size beside the signal, in what leaves a layer:
 
         E ||N h||² = level² E ||[W b] h||²
