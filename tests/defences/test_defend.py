@@ -139,6 +139,10 @@ def test_ones_own_training_is_compared(embeddings: str) -> None:
     assert means["none"].members > means["early"].members
     with pytest.raises(ConfigError, match="needs train and held_out"):
         engram.defend(own, only="none")
+    with pytest.raises(ConfigError, match="seeds, jobs can't be used"):
+        engram.defend(own, *centred, seeds=(0,), jobs=2)
+    with pytest.raises(ConfigError, match="are for your own function"):
+        engram.defend("gate", *centred)
 
 
 def test_the_command_writes_table_page_and_rows(embeddings: str, tmp_path: Path) -> None:

@@ -97,9 +97,20 @@ def test_a_model_that_never_saw_the_records_needs_no_mend() -> None:
         trained(samples(60, 3)), samples(60, 1), samples(400, 2), accept=EASY, only="noise 0.1", input_shape=SHAPE
     )
     assert found.before.members < 0.1
-    assert found.after is not None
-    assert found.after.members < 0.1
-    assert abs(found.after.auc - 0.5) < 0.15
+    assert found.sentence.startswith("Accepted as it is")
+    assert found.changes == ()
+    # and a mend does not make one up
+    mended = engram.harden(
+        trained(samples(60, 3)),
+        samples(60, 1),
+        samples(400, 2),
+        accept="auc <= 0",
+        only="noise 0.1",
+        input_shape=SHAPE,
+    )
+    one = mended.points[0].exposure
+    assert one.members < 0.1
+    assert abs(one.auc - 0.5) < 0.15
 
 
 def test_images_count_where_they_can_be_read(leaky: nn.Module) -> None:

@@ -132,7 +132,7 @@ def harden(
             name=str(model),
             command=shlex.join(["engram", *sys.argv[1:]]),
         )
-    found = _written(found, model, given, out)
+    found = _written(found, model, records[0], given, out)
     write_bytes(out / "report.html", render(hardening_page(found)).encode())
     write_json(out / "hardening.json", found.to_json())
     typer.secho(found.sentence, fg="green" if found.reached else "yellow", bold=True)
@@ -302,7 +302,7 @@ def _precision(model: Path) -> torch.dtype | None:
     return next(iter(kinds)) if len(kinds) == 1 and next(iter(kinds)).itemsize < 4 else None
 
 
-def _written(found: Hardening, model: Path, given: Mapping[str, Any], out: Path) -> Hardening:
+def _written(found: Hardening, model: Path, train: ImageSet, given: Mapping[str, Any], out: Path) -> Hardening:
     """The mended model in the format that it came in, opened again to see what it is worth."""
     import io
     from dataclasses import asdict, replace
@@ -313,7 +313,7 @@ def _written(found: Hardening, model: Path, given: Mapping[str, Any], out: Path)
     from engram.models.open.door import CARD_FILE, MODEL_FILE, open_view
     from engram.models.open.files import rewritten
     from engram.models.open.modules import as_module, built_module
-    from engram.training.target import card_of
+    from engram.training.target import card_of, measure
 
     if found.model is None or found.after is None:
         return found
@@ -330,7 +330,8 @@ def _written(found: Hardening, model: Path, given: Mapping[str, Any], out: Path)
         notes = (*notes, f"Left out of {path.name}, because traces of the training records may be in it: {left}.")
     write_bytes(path, made[0])
     if model.is_dir() and (card := card_of(model)) is not None:
-        trained = replace(card.train, accuracy=found.after.train_accuracy)
+        write_json(out / CARD_FILE, asdict(card))  # the network opens with it
+        trained = measure(open_view(out).network, found.task, found.preprocessing(train.images), train.labels)
         card = replace(card, train=trained, held_out=None, test=None, test_images=0)
         write_json(out / CARD_FILE, asdict(card))
         path = out

@@ -32,6 +32,7 @@ from engram.models.tasks import task_named
 
 ROWS_FILE = "defences.json"
 MOST_CONTROLS = 1000
+SEEDS = (0, 1, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +121,7 @@ def defend(
     data: DataChoice | None = None,
     root: Path | None = None,
     only: str | None = None,
-    seeds: Sequence[int] = (0, 1, 2),
+    seeds: Sequence[int] | None = None,
     seconds: float = 30.0,
     jobs: int = 1,
     ray: str | None = None,
@@ -138,13 +139,22 @@ def defend(
     held_out    for your function: the same for records that it never sees
     data, root  for a target by name: other records than its own, and where data sets lie
     only        defences by name, joined by commas; default: all that apply
+    seeds       how often a target by name is trained under each defence, and from which starts; default: 0, 1, 2
     seconds     time for each attack that reconstructs images; 0 for none
     jobs, ray   processes, or a Ray cluster, that train side by side
     directory   where rows are stored as they end, so that a killed run can `resume`
     """
     if callable(target):
+        beside = {"data": data, "root": root, "seeds": seeds, "ray": ray, "directory": directory}
+        stray = [name for name, value in beside.items() if value is not None] + ["jobs"] * (jobs != 1)
+        if stray or resume:
+            raise ConfigError(
+                f"{', '.join(stray or ['resume'])} can't be used with your own function; leave it out"
+            )
         return _own(target, train, held_out, only, seconds, task, progress)
-    scenario = scenario_named(target)
+    if train is not None or held_out is not None or task is not None:
+        raise ConfigError("train, held_out and task are for your own function; a target by name has its own")
+    scenario, seeds = scenario_named(target), SEEDS if seeds is None else seeds
     choice = data or scenario.data
     if choice is None:
         raise ConfigError(f"the target {target} needs records; give them with --data and -n")

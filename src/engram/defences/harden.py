@@ -301,7 +301,8 @@ def harden(
         search.resume()
     progress("attacking the model as it is", 0.0)
     before = search.attacked("", Untouched(), "before").exposure
-    found = search.best(ladders, before)
+    untouched = search.points[Untouched.text, True]
+    found = (Untouched(), untouched) if wish.holds(before) else search.best(ladders, before)
     mend, mended = (None, None) if found is None else (found[0].text, search.mended(found[0]).model)
     notes = () if opened.reason is None else (f"Images were not attacked: {opened.reason}.",)
     return Hardening(

@@ -108,6 +108,11 @@ class Hardening:
     def sentence(self) -> str:
         if self.after is None or self.cost is None:
             return f"Not reached: none of the {len(self.points)} mends that were tried gives {self.wish.text}."
+        if not self.points:
+            return (
+                f"Accepted as it is: {self.before.members:.1%} of the records are identified, at a held-out "
+                f"accuracy of {self.before.accuracy:.1%}. Nothing was changed."
+            )
         change = f"{abs(100 * self.cost):.1f} points {'lower' if self.cost > 0 else 'higher'}"
         return (
             f"Reached with {self.mend}: {self.after.members:.1%} of the records are identified instead of "
