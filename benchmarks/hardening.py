@@ -3,7 +3,8 @@
     python -m benchmarks.hardening [--targets gate,cifar] [--seeds 1,2,3] [--budget 60] [--long 600]
     python -m benchmarks.hardening --ladder --targets cifar --seeds 1
 
-`gate` is the demo's classifier of 50 faces, `cifar` an ordinary ten-class MLP of 500 images trained with Adam.
+`gate` is the demo's classifier of 50 faces, `cifar` an ordinary ten-class MLP of 500 images trained with Adam,
+`head` a head on 100 embeddings.
 Each is mended by `engram.harden` with its default wish; then the mended model is attacked once more, for --long
 seconds (0 for not at all). Prints before and after for every seed, and writes both as JSON. A run that was killed
 continues.
@@ -20,17 +21,19 @@ import torch
 
 import engram
 from benchmarks.membership import DATA
+from benchmarks.membership_targets import embeddings
 from benchmarks.ordinary import SCRIPTS
 from engram.core import files
 from engram.core.runs import versions
-from engram.data.sets import ImageSet
+from engram.data.sets import ImageSet, split
 from engram.defences.exposure import Opened
 from engram.defences.harden import Untouched, harden
 from engram.defences.mends import families
 from engram.defences.record import Parts
+from engram.defences.training import DEFENCES, SCENARIOS, fitted
 from engram.defences.weights import Public
 from engram.models.open.door import Model
-from engram.models.tasks import Binary
+from engram.models.tasks import Binary, Multiclass
 from engram.training.presets import GATE
 
 PUBLIC, CONTROLS = 500, 1000
@@ -43,6 +46,8 @@ def target(name: str, seed: int, root: Path) -> tuple[Model, ImageSet, ImageSet,
         data = choice.load()
         built = engram.build_target(choice, GATE.network, replace(GATE.recipe, seed=seed), Binary(), data=data)
         return built.network, data.train, data.held_out, None
+    if name == "head":
+        return head(seed, root)
     script = SCRIPTS["adam"]
     choice = engram.DataChoice(name="cifar10", labels=script.labels, n=script.n, seed=seed)
     data = choice.load(root, held_out=PUBLIC + CONTROLS)
@@ -52,9 +57,33 @@ def target(name: str, seed: int, root: Path) -> tuple[Model, ImageSet, ImageSet,
     return dict(network.state_dict()), data.train, control, public
 
 
+def head(seed: int, root: Path) -> tuple[Model, ImageSet, ImageSet, None]:
+    """A head on 100 of 400 embeddings of an ImageNet network, as `engram defend head` trains it."""
+    images = engram.DataChoice(name="cifar10", labels="identity", n=200, seed=1).load(root)
+    both = [images.train, images.held_out]
+    vectors = embeddings(torch.cat([one.images for one in both]), Path("runs/membership/embeddings.safetensors"))
+    known = ImageSet(vectors, torch.cat([one.labels for one in both]), "embeddings", images.train.classes)
+    data = split(known, 100, held_out=300, seed=seed)
+    scenario, task = SCENARIOS["head"], Multiclass(10)
+    start = scenario.network(data.train.shape, 10, DEFENCES["none"], seed).train()
+    fit = replace(scenario.fit, seed=seed)
+    network = fitted(start, data.train.images - data.mean, data.train.labels, task, fit)
+    return dict(network.state_dict()), data.train, data.held_out, None
+
+
 def measure(name: str, seed: int, chosen: argparse.Namespace) -> dict[str, Any]:
     model, train, held_out, public = target(name, seed, chosen.data_root)
-    found = harden(model, train, held_out, public=public, seconds=chosen.budget, seed=seed, accept=chosen.accept)
+    found = harden(
+        model,
+        train,
+        held_out,
+        public=public,
+        seconds=chosen.budget,
+        seed=seed,
+        accept=chosen.accept,
+        only=chosen.only,
+        activation="relu",
+    )
     row = found.to_json()
     row["points"] = [point for point in row["points"] if point["whole"] or point["mend"] in row["frontier"]]
     if found.model is not None and chosen.long:
@@ -126,6 +155,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--budget", type=float, default=60.0)
     parser.add_argument("--long", type=float, default=600.0)
     parser.add_argument("--accept", default="members identified <= 5%, images = 0")
+    parser.add_argument("--only", help="kinds of mends; default: all")
     parser.add_argument("--data-root", type=Path, default=DATA)
     parser.add_argument("--out", type=Path, default=Path("runs/hardening"))
     parser.add_argument("--ladder", action="store_true", help="every strength of every mend, by membership alone")
