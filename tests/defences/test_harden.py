@@ -380,3 +380,14 @@ def test_an_onnx_file_stays_one(leaky: nn.Module, written: list[str], tmp_path: 
     outputs = after(judged.images - samples(60, 1)[0].mean(0))
     correct = (outputs.argmax(1) == judged.labels).double().mean()
     assert report["written_accuracy"] == pytest.approx(float(correct))
+
+
+def test_public_records_are_what_mends_learn_from(leaky: nn.Module, written: list[str], tmp_path: Path) -> None:
+    source, out = tmp_path / "model.pt", tmp_path / "safer"
+    torch.save(leaky.state_dict(), source)
+    public = _npz(tmp_path / "public.npz", samples(44, 7))
+    result = CliRunner().invoke(app, ["harden", str(source), *written, "--public", public, "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    records = json.loads((out / "hardening.json").read_text())["records"]
+    assert records["public"]["records"] == 44
+    assert records["judging"] == 120  # none of the held-out records is used up

@@ -331,7 +331,13 @@ def membership_section(record: AuditRecord) -> Section | None:
     )
 
 
-ADVICE_HEADS = ("what was done", "members identified", "held-out accuracy", "images back", "try it")
+ADVICE_HEADS = (
+    "what was done",
+    "members identified",
+    "held-out accuracy",
+    "images beyond the control",
+    "try it",
+)
 
 
 def advice_section(kind: str, model: str) -> Section:
