@@ -385,7 +385,6 @@ class Measured:
     """What a defence did to a target, measured (docs/defences.md): before and after, means over seeds."""
 
     kind: str
-    n: int
     way: str
     members: tuple[float, float]
     accuracy: tuple[float, float]
@@ -403,20 +402,14 @@ TARGETS = {
 _HARDEN = "engram harden {model} --data YOURS --held-out OTHERS -o runs/safer"
 _DEFEND = "engram defend {} --only {} -o runs/defences"
 MEASURED = (
-    Measured("gate", 50, "mended; it knows 74 % of its faces then", (1.0, 0.02), (0.48, 0.52), (40, 0), _HARDEN),
-    Measured("gate", 50, "DP-SGD, epsilon 1", (0.99, 0.02), (0.48, 0.45), None, _DEFEND.format("gate", "dp-1")),
-    Measured("mlp", 500, "mended", (0.932, 0.008), (0.322, 0.324), (26, 0), _HARDEN),
-    Measured(
-        "mlp", 500, "flips and shifts", (0.917, 0.068), (0.313, 0.331), None, _DEFEND.format("mlp", "augmented")
-    ),
-    Measured("mlp", 500, "DP-SGD, epsilon 8", (0.917, 0.005), (0.313, 0.226), None, _DEFEND.format("mlp", "dp-8")),
-    Measured(
-        "cnn", 500, "flips and shifts", (0.86, 0.042), (0.492, 0.462), None, _DEFEND.format("cnn", "augmented")
-    ),
-    Measured("head", 100, "mended", (0.997, 0.03), (0.744, 0.751), None, _HARDEN),
-    Measured(
-        "head", 100, "DP-SGD, epsilon 8", (0.993, 0.033), (0.755, 0.285), None, _DEFEND.format("head", "dp-8")
-    ),
+    Measured("gate", "mended; it knows 74 % of its faces then", (1.0, 0.02), (0.48, 0.52), (40, 0), _HARDEN),
+    Measured("gate", "DP-SGD, epsilon 1", (0.99, 0.02), (0.48, 0.45), None, _DEFEND.format("gate", "dp-1")),
+    Measured("mlp", "mended", (0.932, 0.008), (0.322, 0.324), (26, 0), _HARDEN),
+    Measured("mlp", "flips and shifts", (0.917, 0.068), (0.313, 0.331), None, _DEFEND.format("mlp", "augmented")),
+    Measured("mlp", "DP-SGD, epsilon 8", (0.917, 0.005), (0.313, 0.226), None, _DEFEND.format("mlp", "dp-8")),
+    Measured("cnn", "flips and shifts", (0.86, 0.042), (0.492, 0.462), None, _DEFEND.format("cnn", "augmented")),
+    Measured("head", "mended", (0.997, 0.03), (0.744, 0.751), None, _HARDEN),
+    Measured("head", "DP-SGD, epsilon 8", (0.993, 0.033), (0.755, 0.285), None, _DEFEND.format("head", "dp-8")),
 )
 """Best first within a kind."""
 
