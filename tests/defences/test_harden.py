@@ -288,6 +288,8 @@ def test_exit_code_3_and_no_model_if_the_wish_is_not_reached(
     result = CliRunner().invoke(app, ["harden", str(source), *options, "-o", str(out)])
     assert result.exit_code == 3, result.output
     assert not (out / "model.pt").exists()
+    again = CliRunner().invoke(app, ["harden", str(source), *options, "-o", str(out)])
+    assert "already contains a run" in str(again.exception)
     assert "Not reached" in result.output
     assert "Nothing that was tried is enough" in (out / "report.html").read_text()
 
@@ -391,3 +393,16 @@ def test_public_records_are_what_mends_learn_from(leaky: nn.Module, written: lis
     records = json.loads((out / "hardening.json").read_text())["records"]
     assert records["public"]["records"] == 44
     assert records["judging"] == 120  # none of the held-out records is used up
+
+
+@pytest.mark.parametrize("wrong", [["--accept", "faces = 0"], ["--only", "freeze"], ["missing"]])
+def test_what_makes_no_sense_leaves_nothing_behind(
+    wrong: list[str], leaky: nn.Module, written: list[str], tmp_path: Path
+) -> None:
+    source, out = tmp_path / "model.pt", tmp_path / "safer"
+    torch.save(leaky.state_dict(), source)
+    path = tmp_path / "none.pt" if wrong == ["missing"] else source
+    options = [*written, *([] if wrong == ["missing"] else wrong)]
+    result = CliRunner().invoke(app, ["harden", str(path), *options, "-o", str(out)])
+    assert result.exit_code == 1
+    assert not out.exists()

@@ -95,11 +95,21 @@ def harden(
     """
     from engram.core.errors import ConfigError
     from engram.core.files import write_bytes, write_json
+    from engram.defences.exposure import Wish
+    from engram.defences.harden import SEARCH_FILE, chosen_ladders
     from engram.defences.harden import harden as run_harden
     from engram.defences.record import hardening_page
     from engram.render.html import render
 
     given = remembered(context, out, resume=resume)
+    Wish.parse(given["accept"])  # what can't be read is refused before anything is written
+    chosen_ladders(given["only"])
+    if not model.exists():
+        raise ConfigError(f"there is no file {model}; check the path")
+    if (out / SEARCH_FILE).exists() and not resume:
+        raise ConfigError(
+            f"{out} already contains a run; go on with --resume, or choose another directory with -o"
+        )
     opened, shape = _model(model, given)
     records = loaded_records(model, given["task"] or _task_name(opened), given, shape)
     if records is None or records[1] is None:
