@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.growth_case import Case
 from benchmarks.growth_figure import figure
 from benchmarks.machine import busy_note, machine
-from engram.attacks.engine.self_tuning import PRIOR_GRID, candidates_for, trial_length
+from engram.attacks.engine.self_tuning import candidates_for
 from engram.attacks.settings import EngineSettings
 from engram.core import files
 
@@ -106,11 +106,11 @@ def measure(case: Case) -> dict[str, Any]:
 def elsewhere(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Hours of a full training and a full attack here, on the assumed GPU, and on several machines like this one.
 
-    Workers share the starts of an attack, first the trials and then the restarts; workers beyond that are idle.
+    Workers share the starts of an attack; workers beyond that are idle.
     Batches are sequential, so training is not shared.
     """
     settings = EngineSettings()
-    steps = len(PRIOR_GRID) * trial_length(settings.steps) + settings.restarts * settings.steps
+    steps = settings.restarts * settings.steps
     estimates = []
     for row in rows:
         name = {"kind": row["kind"], "n": row["n"], "width": row["width"]}
@@ -123,8 +123,7 @@ def elsewhere(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             gpu = (row["flops_a_step"] + row["flops_a_metric"] / settings.metric_every) / GPU_FLOPS
             hours = {"here": steps * each / 3600, "gpu": steps * gpu / 3600}
             for workers in WORKERS:
-                trials, starts = (-(-count // workers) for count in (len(PRIOR_GRID), settings.restarts))
-                longest = trials * trial_length(settings.steps) + starts * settings.steps
+                longest = -(-settings.restarts // workers) * settings.steps
                 hours[f"workers_{workers}"] = longest * each / 3600
             estimates.append({**name, "steps": steps, "hours": hours})
     return estimates

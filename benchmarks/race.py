@@ -415,6 +415,7 @@ def run_race(
     engine = trace(
         planned,
         judge,
+        limit=settings.budget_seconds,
         already=planning,
         first_moment=settings.first_moment,
         progress=lambda share: progress("engine", share),

@@ -138,7 +138,9 @@ def attack(
     observers: Sequence[Observer] = (),
 ) -> tuple[Reconstruction, Solution]:
     """Reconstruct training images from the attack's view alone. `model` is only the name for run.json."""
-    budget = Budget(steps=chosen.total_steps, seconds=seconds)
+    given = seconds or getattr(chosen.settings, "seconds", None)
+    limit = None if given is None else (1 - chosen.closing) * given
+    budget = Budget(steps=chosen.total_steps, seconds=limit)
     observed, snapshots = list(observers), None
     if directory is not None:
         snapshots = _prepared(directory, resume, snapshot_every)

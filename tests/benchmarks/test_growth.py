@@ -40,11 +40,11 @@ def test_workers_share_starts_and_a_gpu_is_limited_by_flops_or_bandwidth() -> No
     step = {"seconds_a_step": 1.0, "seconds_a_metric": 50.0, "flops_a_step": 1e13, "flops_a_metric": 5e14}
     trained, attacked = growth.elsewhere([training, {"kind": "engine", "n": 5, "width": 7, **step}])
     assert trained["hours"] == {"here": pytest.approx(20_000 / 3600), "gpu": pytest.approx(40_000 / 3600)}
-    # Four trials of 75 and four restarts of 500 steps; each step is 1 s plus a fiftieth of a metric of 50 s.
-    assert attacked["hours"]["here"] == attacked["hours"]["workers_1"] == pytest.approx(2300 * 2 / 3600)
-    assert attacked["hours"]["gpu"] == pytest.approx(2300 * 2 / 3600)
-    assert attacked["hours"]["workers_2"] == pytest.approx(1150 * 2 / 3600)
-    assert attacked["hours"]["workers_4"] == attacked["hours"]["workers_8"] == pytest.approx(575 * 2 / 3600)
+    # Four restarts of 500 steps; each step is 1 s plus a fiftieth of a metric of 50 s.
+    assert attacked["hours"]["here"] == attacked["hours"]["workers_1"] == pytest.approx(2000 * 2 / 3600)
+    assert attacked["hours"]["gpu"] == pytest.approx(2000 * 2 / 3600)
+    assert attacked["hours"]["workers_2"] == pytest.approx(1000 * 2 / 3600)
+    assert attacked["hours"]["workers_4"] == attacked["hours"]["workers_8"] == pytest.approx(500 * 2 / 3600)
 
 
 def test_a_quick_run_writes_record_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

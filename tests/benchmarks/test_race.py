@@ -60,7 +60,7 @@ def test_the_record_has_both_curves_and_the_machine(race: Race) -> None:
     assert record["published"]["settings"]["candidates"] == 20, "m = 2n as in the paper"
     assert record["published"]["settings"]["dtype"] == "float64"
     assert record["published"]["stopped"] == "used all its time"
-    assert record["engine"]["stopped"] == "used all its steps"
+    assert record["engine"]["stopped"] == "used all its time"
     for scheme in ("published", "engine"):
         part = record[scheme]
         times = [moment["seconds"] for moment in part["curve"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -103,6 +103,9 @@ class ViewIteration(ABC):
 class Attack(ViewIteration):
     """What the published scheme and the engine have in common: candidates at the end."""
 
+    closing: ClassVar[float] = 0.0
+    """Share of a time limit that is kept for what follows the last step: merging and scoring."""
+
     @property
     def recipe(self) -> str:
         """The name for `engram reconstruct --recipe`."""
@@ -112,6 +115,10 @@ class Attack(ViewIteration):
     @abstractmethod
     def total_steps(self) -> int:
         """Steps of the whole attack."""
+
+    def share_done(self, step: int, metrics: Values) -> float:
+        """How much of the attack is done after a step with these metrics."""
+        return step / self.total_steps
 
     @abstractmethod
     def init(self) -> State: ...

@@ -28,7 +28,7 @@ RECIPES: Mapping[str, type[Settings]] = {
     "buzaglo2023": Buzaglo2023,
 }
 """Attacks by name, each with its settings, a frozen dataclass with defaults."""
-PLANNED = ("steps", "restarts")
+PLANNED = ("steps", "restarts", "seconds")
 """Settings that a budget determines."""
 
 

@@ -15,9 +15,10 @@ from engram.models.tasks import Task
 class EngineSettings:
     """No tuning needed: None means derived from the weights.
 
-    `steps` for each of `restarts` independent starts; all their candidates are pooled. `prior` is the strength of
-    total variation, 0 for none; None tries `PRIOR_GRID` on short starts first and takes the strength that best
-    predicts left-out neurons (more than two classes: `CLASSES_PRIOR`, to which the strength falls over a start).
+    `steps` for each of `restarts` independent starts; all their candidates are pooled. With `seconds`, a budget,
+    both are upper limits: each start gets its length when it begins, so that the starts fill the time.
+    `prior` is the strength of total variation, 0 for none; None means `PRIOR`, or with more than two classes
+    `CLASSES_PRIOR`, to which the strength falls over a start.
     `ridge` belongs to the metric and `margin_*` to the margin; see their modules.
     `memory` limits, in bytes, what grows with neurons times candidates or directions, half for the metric, half
     for everything else: beyond it neurons share metrics and candidates are processed in chunks.
@@ -28,6 +29,7 @@ class EngineSettings:
     candidates: int | None = None
     steps: int = 500
     restarts: int = 4
+    seconds: float | None = None
     prior: float | None = None
     ridge: float = 0.01
     margin_weight: float = 0.4
@@ -45,6 +47,7 @@ class EngineSettings:
         require(
             self.candidates is None or self.candidates >= 2, "candidates", "must be at least 2", self.candidates
         )
+        require(self.seconds is None or self.seconds > 0, "seconds", "must be positive", self.seconds)
         require(self.prior is None or self.prior >= 0, "prior", "must not be negative", self.prior, "0 means none")
         require(self.dtype in ("float32", "float64"), "dtype", "must be float32 or float64", self.dtype)
 

@@ -29,7 +29,7 @@ from engram.auditing.preprocessing import doubts as doubts_about
 from engram.auditing.record import AttackSummary, AuditRecord, Timeline
 from engram.auditing.verdict import decide, judge
 from engram.core.errors import ConfigError
-from engram.core.progress import Progress, by_steps, silent
+from engram.core.progress import Progress, by_share, silent
 from engram.core.runs import versions
 from engram.data.sets import Split
 from engram.members.kkt import dense_part
@@ -152,7 +152,7 @@ def run_audit(
         model=name,
         resume=resume,
         snapshot_every=snapshot_every,
-        observers=[by_steps(progress, "attacking", chosen.total_steps), timeline],
+        observers=[by_share(progress, "attacking", chosen.share_done), timeline],
     )
     solution.require_finite()
     spent = float(solution.state.get("step_seconds", solution.seconds))

@@ -36,6 +36,8 @@ class Status:
     state: str
     step: int
     total: int | None
+    """None if it is not known, as under a time limit."""
+    share: float | None
     idle_seconds: float
     losses: tuple[tuple[int, float], ...]
     metrics: dict[str, float]
@@ -81,7 +83,8 @@ class Watcher:
             run=self.run,
             state=self._state(),
             step=int(last.get("step", 0)),
-            total=None if self._attack is None else self._attack.total_steps,
+            total=self._total(),
+            share=self._share(last),
             idle_seconds=max(0.0, time.time() - newest),
             losses=_thinned([(int(row["step"]), float(row["loss"])) for row in rows]),
             metrics={name: float(value) for name, value in last.items() if name != "step"},
@@ -89,6 +92,17 @@ class Watcher:
             captions=captions,
             note=note,
         )
+
+    def _total(self) -> int | None:
+        """The steps of the attack; a budget takes as many as fit."""
+        if self._attack is None or getattr(self._attack.settings, "seconds", None) is not None:
+            return None
+        return self._attack.total_steps
+
+    def _share(self, last: dict[str, Any]) -> float | None:
+        if self._attack is None or not last:
+            return None
+        return min(1.0, self._attack.share_done(int(last["step"]), last))
 
     def _state(self) -> str:
         if not RunDirectory(self.run).record.exists():  # a training run writes its card at the end
@@ -170,7 +184,7 @@ def live_page(status: Status, every: float) -> str:
     return render_live(
         title=f"{status.run}: {status.state}",
         summary=status.summary,
-        share=None if not status.total else status.step / status.total,
+        share=status.share,
         charts=charts,
         pictures=pictures,
         note=status.note,

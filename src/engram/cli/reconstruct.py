@@ -90,7 +90,7 @@ def reconstruct(
 ) -> None:
     """Reconstruct training images from the weights alone; needs no training data."""
     from engram.attacks.registry import make_attack
-    from engram.core.progress import by_steps
+    from engram.core.progress import by_share
     from engram.pipeline import attack
 
     given = remembered(context, out, resume=resume)
@@ -113,7 +113,7 @@ def reconstruct(
             model=str(model),
             resume=resume,
             snapshot_every=snapshot_every,
-            observers=[by_steps(progress, "reconstructing", chosen.total_steps)],
+            observers=[by_share(progress, "reconstructing", chosen.share_done)],
         )
     typer.echo(f"{len(found)} candidates from {view.network.name}: {solution.message}, {solution.seconds:.0f} s")
     if found.has_confidence:

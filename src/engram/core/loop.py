@@ -27,7 +27,8 @@ State = dict[str, Tensor]
 Metrics = Mapping[str, Tensor]
 """Named scalars of one step; `loss` must be among them and decides whether the run has diverged.
 
-`steps`, if given, is how many steps of the budget this one uses; the default is one.
+`steps`, if given, is how many steps of the budget this one uses; the default is one. `seconds`, if given, is the
+time of the whole run, earlier processes included, and counts against the budget in place of this process's.
 """
 
 Values = Mapping[str, float]
@@ -135,6 +136,10 @@ class Snapshots:
         return position, state
 
 
+FIRST_SNAPSHOT = 5.0
+"""Seconds before the first snapshot, at most: whoever watches a run wants to see something soon."""
+
+
 def run(
     iteration: Iteration,
     budget: Budget,
@@ -147,7 +152,8 @@ def run(
 
     Snapshots are timed by the clock but change nothing: a resumed run ends exactly as an uninterrupted one.
     """
-    started = saved_at = time.monotonic()
+    started = time.monotonic()
+    saved_at = started - (max(0.0, snapshots.every_seconds - FIRST_SNAPSHOT) if snapshots else 0.0)
     position = Position(fingerprint=iteration.fingerprint())
     if resume and snapshots and snapshots.path.exists():
         position, state = snapshots.load(position.fingerprint)
@@ -165,11 +171,12 @@ def run(
         position = replace(position, step=step, loss=loss, finished=iteration.finished(values))
         answers = [observer(step, values, state) for observer in observers]
         now = time.monotonic()
+        used = max(now - started, values.get("seconds", 0.0))
         if position.finished:
             reason = StopReason.FINISHED
         elif STOP in answers:  # final: a resumed run must not go past it
             reason, position = StopReason.STOPPED, replace(position, finished=True)
-        elif budget.seconds is not None and now - started >= budget.seconds:
+        elif budget.seconds is not None and used >= budget.seconds:
             reason = StopReason.TIME_LIMIT
             break
         elif snapshots and now - saved_at >= snapshots.every_seconds and _is_finite(state):
@@ -184,6 +191,19 @@ def run(
         snapshots.save(replace(position, seconds=seconds), state)
     message = f"{reason.value} after {position.step:,} steps, loss {position.loss:.3g}"
     return Solution(state, reason, position.step, seconds, position.loss, message)
+
+
+@dataclass(eq=False)
+class Stopwatch:
+    """Seconds between laps; the first lap only starts it."""
+
+    _since: float | None = field(default=None, init=False)
+
+    def lap(self) -> float:
+        now = time.monotonic()
+        seconds = 0.0 if self._since is None else now - self._since
+        self._since = now
+        return seconds
 
 
 @dataclass(eq=False)

@@ -29,9 +29,14 @@ def part(progress: Progress, first: float, last: float) -> Progress:
 
 def by_steps(progress: Progress, what: str, steps: int) -> Observer:
     """An observer that reports the share of the steps, with the loss."""
+    return by_share(progress, what, lambda step, metrics: step / steps)
+
+
+def by_share(progress: Progress, what: str, share: Callable[[int, Values], float]) -> Observer:
+    """An observer that reports what `share` makes of a step and its metrics, with the loss."""
 
     def observe(step: int, metrics: Values, state: State) -> None:
-        progress(f"{what}: loss {metrics['loss']:.4g}", min(step / steps, 1.0))
+        progress(f"{what}: loss {metrics['loss']:.4g}", min(share(step, metrics), 1.0))
 
     return observe
 

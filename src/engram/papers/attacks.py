@@ -16,7 +16,7 @@ from engram.attacks.registry import make_attack
 from engram.attacks.settings import KNOWN_SETTINGS, EngineSettings, Haim2022, default_settings
 from engram.core import files
 from engram.core.loop import Budget, Snapshots, run
-from engram.core.progress import Progress, by_steps, part, silent
+from engram.core.progress import Progress, by_share, by_steps, part, silent
 from engram.core.runs import RunDirectory
 from engram.data.sets import Split
 from engram.models.networks import DenseNetwork, Network
@@ -112,7 +112,7 @@ def run_fig2(
     )
     chosen = make_attack(open_view(target.network, input_shape=(2,), task="binary"), settings=settings)
     start = chosen.reconstruction(chosen.init())
-    report = by_steps(part(progress, TRAINING_SHARE, 1.0), "attacking", chosen.total_steps)
+    report = by_share(part(progress, TRAINING_SHARE, 1.0), "attacking", chosen.share_done)
     found, solution = attack(chosen, observers=[report])
     pruned = found.pruned(DUAL_THRESHOLD)
     final = pruned.deduplicated(SAME_POINT, torch.Generator().manual_seed(seed))
@@ -201,7 +201,7 @@ def carry_out(
         directory=directory,
         resume=True,
         snapshot_every=snapshot_every,
-        observers=[by_steps(progress, "attacking", chosen.total_steps)],
+        observers=[by_share(progress, "attacking", chosen.share_done)],
     )
     return Outcome(
         found, None, asdict(chosen.settings), solution.steps, solution.seconds, solution.require_finite().message

@@ -9,7 +9,7 @@ import torch
 
 from engram.attacks.engine.dense import Engine
 from engram.attacks.engine.iteration import FIRST_PRIOR
-from engram.attacks.engine.self_tuning import CLASSES_PRIOR, PRIOR_GRID, Phase
+from engram.attacks.engine.self_tuning import CLASSES_PRIOR, PRIOR, Phase
 from engram.attacks.registry import make_attack
 from engram.attacks.settings import EngineSettings
 from engram.core.loop import Budget, Snapshots, run
@@ -50,18 +50,18 @@ def test_unit_duals_keep_the_proportions() -> None:
 
 def test_with_several_classes_the_prior_falls_to_its_strength() -> None:
     several, two = (Engine(_view(task), EngineSettings(prior=0.5)) for task in (Multiclass(3), Binary()))
-    phases = [Phase(is_trial=False, index=0, step=step, length=10) for step in range(11)]
-    strengths = [several._prior({}, phase) for phase in phases]
+    phases = [Phase(index=0, step=step, length=10) for step in range(11)]
+    strengths = [several._prior(phase) for phase in phases]
     assert strengths[0] == FIRST_PRIOR * 0.5
     assert strengths[-1] == 0.5
     assert strengths == sorted(strengths, reverse=True)
-    assert {two._prior({}, phase) for phase in phases} == {0.5}
+    assert {two._prior(phase) for phase in phases} == {0.5}
 
 
-def test_with_several_classes_there_are_no_trials() -> None:
+def test_the_prior_that_nobody_chose() -> None:
     several, two = (Engine(_view(task), EngineSettings()) for task in (Multiclass(3), Binary()))
-    assert (several.schedule.trials, two.schedule.trials) == (0, len(PRIOR_GRID))
-    assert several._prior({}, Phase(is_trial=False, index=0, step=500, length=500)) == CLASSES_PRIOR
+    end = Phase(index=0, step=500, length=500)
+    assert (several._prior(end), two._prior(end)) == (CLASSES_PRIOR, PRIOR)
 
 
 @pytest.mark.parametrize("stop", [5, 7, 30])

@@ -3,7 +3,7 @@
 closed_form    stationarity of every layer and its gradients, by matrix products alone
 metric         how far each neuron's equation can be trusted in each direction
 objective      stationarity under the metric, margin, image prior
-self_tuning    scales from the weights, trials that choose the prior's strength, the schedule of restarts
+self_tuning    scales from the weights, the strength of the prior, the length of starts
 iteration      steps, starts, pool, time budgets: what all engines share
 dense          the engine for fully-connected networks
 convolutional  the engine for networks that start with convolutions

@@ -267,7 +267,7 @@ class Engine(EngineIteration[DenseNetwork]):
         """Exact every `REFRESH` steps and whenever the metric is new; in between, the upper layers are held."""
         if not self._can_hold:
             return self.objective(state, metric, prior)
-        since_metric = self.schedule.phase(int(state["step"])).step % self.settings.metric_every
+        since_metric = self.phase(state).step % self.settings.metric_every
         if since_metric % REFRESH == 0:
             state.update({f"held_{name}": state[name].clone() for name in ("latents", "duals")})
             state["held_prior"] = torch.tensor(prior, dtype=torch.float64)

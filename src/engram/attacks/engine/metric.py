@@ -12,7 +12,7 @@ axis of their weights on the candidates, then each half again, until there are e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -136,13 +136,6 @@ class Metric:
     def __call__(self, rows: Tensor) -> Tensor:
         """M_k r_k for rows [h, k]."""
         return self.scale[:, None] * self.groups.apply(self.matrices, rows)
-
-    def without(self, every: int) -> Metric:
-        """The metric with every `every`-th neuron left out of the fit."""
-        scale, pulled, energies = self.scale.clone(), self.pulled.clone(), self.energies.clone()
-        for values in (scale, pulled, energies):
-            values[::every] = 0
-        return replace(self, scale=scale, pulled=pulled, energies=energies)
 
 
 def inverse_covariances(entering: Tensor, weights: Tensor, ridge: float, *, room: int) -> Tensor:

@@ -169,14 +169,6 @@ class Objective:
         value = value + GAIN_RIDGE * (gain - 1).square() * metric.energies
         return value.sum(), 2 * gain[:, None] * (metric.pulled - gain[:, None] * pulled)
 
-    def unexplained(self, state: State) -> Tensor:
-        """What is left of each neuron at its best gain, ||w_k - s_k p_k||² / ||w_k||², [h]."""
-        predicted = self.passes(state["latents"], state["duals"], state["labels"]).explained
-        weights = self.scales.target
-        gain = gains((weights * predicted).sum(1), predicted.square().sum(1), weights.square().sum(1))
-        left = weights - gain[:, None] * predicted
-        return left.square().sum(1) / row_energies(weights)
-
     def metric(self, latents: Tensor, duals: Tensor) -> Metric:
         """Scaled so that candidates that explain nothing have loss 1."""
         network, room = self.scales.network, self.settings.room

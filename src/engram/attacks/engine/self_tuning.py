@@ -1,16 +1,9 @@
-"""What the engine chooses by itself, from the weights alone: its scales, its prior and its schedule.
-
-A run is a few short trials that choose the prior, then the restarts. The strength of the prior is chosen blind by
-cross-validation over neurons: a trial fits three quarters of the first layer's equations and is scored by how well
-its candidates explain the others. Too weak a prior fits noise, too strong a prior blurs; both show in the left-out
-neurons. Among strengths that predict about equally well, the largest is chosen, for the smoothest images.
-"""
+"""What the engine chooses by itself, from the weights alone: scales, prior and the length of starts."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -104,122 +97,49 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
     )
 
 
-PRIOR_GRID = (1.3, 1.95, 2.925, 4.3875)
-"""Each 1.5 times the one before. Weaker priors explain left-out neurons better, by fitting residue of training in
-weak directions, which is not images; they cost CIFAR-10 up to a third of its images, while MNIST gains a few:
-docs/engine-log.md."""
-CLASSES_PRIOR = 3.2
-"""With several classes there are no trials: trials of 75 steps choose the weakest prior, and only trials of 250
-steps, the length of a start, choose this one."""
-TRIAL_SHARE, LONGEST_TRIAL = 0.25, 75
-"""Length of a trial as a share of a restart, and its maximum: longer trials choose ever weaker priors, since
-candidates then fit residue of training, not images; see docs/engine-log.md."""
-LEFT_OUT = 4
-"""Every fourth neuron is left out of a trial."""
-TOLERANCE = 0.02
-"""Strengths with a residual within this share of the best count as equal."""
-FINE = 301
-"""Number of strengths considered, evenly spaced in the logarithm."""
+PRIOR, CLASSES_PRIOR = 1.7, 3.2
+"""Strength of total variation for two classes and for more. Every target of docs/engine-log.md is near its best
+there; to choose the strength by trials cost 300 steps, and what they chose was no better."""
+
+FEWEST_STEPS, MOST_STEPS = 40, 500
+"""Steps of a start; in longer ones candidates fit residue of training, not images (docs/engine-log.md)."""
+WORTHWHILE = 100
+"""Steps of a third or later start, at least."""
+MOST_RESTARTS = 40
+"""A longer budget ends early; on CIFAR-10, n=100, ten starts found no more than four (docs/engine-log.md)."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """The place of a step: in which trial or restart (`index`), at `step` of `length`."""
+    """The place of a step: in which start (`index`), at `step` of `length`."""
 
-    is_trial: bool
     index: int
     step: int
     length: int
+
+    @property
+    def share(self) -> float:
+        """How much of the start is done before this step."""
+        return self.step / self.length
 
     @property
     def is_last(self) -> bool:
         return self.step + 1 == self.length
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """`trials` of `trial_steps`, then `restarts` of `steps`.
+def next_length(affordable: float, done: int) -> int:
+    """Steps of the next start if about `affordable` more steps fit into the time and `done` starts are complete.
 
-    >>> plan = Schedule(trials=2, trial_steps=3, restarts=4, steps=10)
-    >>> plan.total, plan.phase(4), plan.phase(17).index, plan.finished_restarts(26)
-    (46, Phase(is_trial=True, index=1, step=1, length=3), 1, 2)
+    The rest of the time is divided among as few starts as `MOST_STEPS` allows, but at least two in all: two short
+    starts beat one long start, since only their agreement shows what is real. A further start too short to find
+    anything would only blur that agreement, so it gets a length that it can't reach, and is dropped.
+
+    >>> next_length(600, done=0), next_length(1200, done=0), next_length(700, done=1), next_length(3, done=1)
+    (300, 400, 350, 40)
+    >>> next_length(150, done=2), next_length(99, done=2)
+    (150, 500)
     """
-
-    trials: int
-    trial_steps: int
-    restarts: int
-    steps: int
-
-    @property
-    def total(self) -> int:
-        return self.trials * self.trial_steps + self.restarts * self.steps
-
-    def phase(self, step: int) -> Phase:
-        """The phase of step 0, 1, ..."""
-        rest = step - self.trials * self.trial_steps
-        if rest < 0:
-            index, within = divmod(step, self.trial_steps)
-            return Phase(True, index, within, self.trial_steps)
-        index, within = divmod(rest, self.steps)
-        return Phase(False, index, within, self.steps)
-
-    def share_of_running(self, step: int) -> float:
-        """How much of the current restart is done after `step` steps; 0 between restarts and before the first.
-
-        >>> Schedule(trials=1, trial_steps=3, restarts=2, steps=10).share_of_running(10)
-        0.7
-        """
-        rest = max(0, step - self.trials * self.trial_steps)
-        return rest % self.steps / self.steps
-
-    def finished_restarts(self, step: int) -> int:
-        """How many restarts are complete after `step` steps."""
-        return max(0, step - self.trials * self.trial_steps) // self.steps
-
-
-def make_schedule(settings: EngineSettings, *, tries: bool) -> Schedule:
-    """A schedule with or without trials of the prior's strengths."""
-    trials = len(PRIOR_GRID) if tries else 0
-    return Schedule(trials, trial_length(settings.steps), settings.restarts, settings.steps)
-
-
-def trial_length(steps: int) -> int:
-    """Steps of a trial when starts have `steps`.
-
-    >>> trial_length(200), trial_length(1000)
-    (50, 75)
-    """
-    return min(LONGEST_TRIAL, max(1, int(TRIAL_SHARE * steps)))
-
-
-def longest_start(affordable: int, *, trials: int, restarts: int) -> int:
-    """Steps per start, so that `restarts` starts and the trials take `affordable` steps.
-
-    >>> longest_start(650, trials=5, restarts=2), longest_start(2300, trials=4, restarts=4)
-    (200, 500)
-    """
-    with_short_trials = affordable / (restarts + trials * TRIAL_SHARE)
-    return int(max(with_short_trials, (affordable - trials * LONGEST_TRIAL) / restarts))
-
-
-@lru_cache(maxsize=8)
-def choose_prior(left_unexplained: tuple[float, ...]) -> float:
-    """The largest strength with nearly the best residual on left-out neurons; residuals are one per `PRIOR_GRID`.
-
-    Between random starts such residuals vary by about two percent, as much as between neighbours on the grid; a
-    parabola fitted to all of them over the strength's logarithm is more stable.
-
-    >>> choose_prior((0.21, 0.20, 0.21, 0.24)), choose_prior((0.20, 0.22, 0.25, 0.3))
-    (2.518, 1.474)
-    >>> choose_prior((0.01, 0.0, 0.0, 0.09))
-    2.039
-    """
-    places = torch.arange(len(PRIOR_GRID), dtype=torch.float64)
-    fine = torch.linspace(0, len(PRIOR_GRID) - 1, FINE, dtype=torch.float64)
-    powers = torch.arange(3)
-    residuals = torch.tensor(left_unexplained, dtype=torch.float64)
-    fitted = torch.linalg.lstsq(places[:, None] ** powers, residuals[:, None]).solution
-    smooth = (fine[:, None] ** powers @ fitted).flatten()
-    least = float(smooth.min())  # a parabola through tiny residuals may dip below 0
-    chosen = float(fine[(smooth <= least + TOLERANCE * abs(least)).nonzero().max()])
-    return round(PRIOR_GRID[0] * math.pow(PRIOR_GRID[1] / PRIOR_GRID[0], chosen), 3)
+    if done >= 2 and affordable < WORTHWHILE:
+        return MOST_STEPS
+    starts = min(max(math.ceil(affordable / MOST_STEPS), 2 - done, 1), MOST_RESTARTS)
+    return min(max(FEWEST_STEPS, int(affordable / starts)), MOST_STEPS)
