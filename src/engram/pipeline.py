@@ -183,6 +183,7 @@ def compare(
         protocol=protocol or default_protocol(images, network),
         generator=torch.Generator().manual_seed(seed),
         assignment=assignment,
+        shown_mean=found.mean,
         labels=data.train.labels,
         model_outputs=outputs,
     )

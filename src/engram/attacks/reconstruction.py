@@ -22,7 +22,8 @@ class Reconstruction:
     """Candidates in the network's input coordinates: images [m, *shape], duals [m], labels [m].
 
     `scores` [m], if the attack provides them: the blind estimate of the chance that a candidate shows a training
-    image. `pair_duals` [m, C], if there is one dual per other class: `duals` are their sums.
+    image. `pair_duals` [m, C], if there is one dual per other class: `duals` are their sums. `mean` [*shape], if
+    the attack could estimate it: images + mean are pixels, found without any knowledge of the training data.
     """
 
     images: Tensor
@@ -30,6 +31,7 @@ class Reconstruction:
     labels: Tensor
     scores: Tensor | None = None
     pair_duals: Tensor | None = None
+    mean: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -39,13 +41,18 @@ class Reconstruction:
         """Whether any candidate has a score; a single restart or trial has nothing to agree with."""
         return self.scores is not None and bool(self.scores.isfinite().any())
 
+    @property
+    def shown(self) -> Tensor:
+        """The images as an attacker would show them, before they are stretched to a range."""
+        return self.images if self.mean is None else self.images + self.mean
+
     def count_above(self, confidence: float) -> int:
         """How many candidates show a training image with more than that confidence."""
         return 0 if self.scores is None else int((self.scores > confidence).sum())
 
     def take(self, kept: Tensor) -> Reconstruction:
         """The candidates at an index or mask."""
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        columns = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "mean"}
         return replace(self, **{name: value[kept] for name, value in columns.items() if value is not None})
 
     def pruned(self, dual_threshold: float) -> Reconstruction:
@@ -63,7 +70,7 @@ class Reconstruction:
 
     def save(self, path: Path) -> None:
         tensors = {"images": self.images.float(), "duals": self.duals.float(), "labels": self.labels}
-        for name, value in (("scores", self.scores), ("pair_duals", self.pair_duals)):
+        for name, value in (("scores", self.scores), ("pair_duals", self.pair_duals), ("mean", self.mean)):
             if value is not None:
                 tensors[name] = value.float()
         files.write_tensors(path, tensors)
@@ -78,11 +85,14 @@ class Reconstruction:
                 tensors["labels"],
                 scores=tensors.get("scores"),
                 pair_duals=tensors.get("pair_duals"),
+                mean=tensors.get("mean"),
             )
         except KeyError as missing:
             raise CheckpointError(f"{path} has no tensor {missing}; is it a reconstruction?") from missing
         if not len(found.images) == len(found.duals) == len(found.labels):
             raise CheckpointError(f"{path}: images, duals and labels differ in number; write it again")
+        if found.mean is not None and found.mean.shape != found.images.shape[1:]:
+            raise CheckpointError(f"{path}: the mean has another shape than the images; write it again")
         return found
 
 

@@ -64,7 +64,7 @@ def candidate_gallery(found: Reconstruction, input_shape: Sequence[int]) -> Gall
         return None
     order = torch.arange(len(found)) if found.has_confidence else found.duals.abs().argsort(descending=True)
     chosen = order[:MOST_CANDIDATES]
-    images = stretched(found.images[chosen])
+    images = stretched(found.shown[chosen])
     pictures = []
     for image, index in zip(images, chosen.tolist(), strict=True):
         score = "" if found.scores is None else f"{float(found.scores[index]):.2f}"

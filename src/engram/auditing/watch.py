@@ -143,7 +143,7 @@ def _best(found: Reconstruction, count: int) -> tuple[Tensor, tuple[str, ...]]:
     else:
         order = found.duals.abs().argsort(descending=True, stable=True)[:count]
         captions = [f"dual {value:.2g}" for value in found.duals[order].tolist()]
-    return stretched(found.images[order].to(torch.float32)), tuple(captions)
+    return stretched(found.shown[order].to(torch.float32)), tuple(captions)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

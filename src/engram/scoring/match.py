@@ -194,6 +194,7 @@ def score(
     *,
     protocol: ScoringProtocol,
     assignment: Assignment = "nearest",
+    shown_mean: Tensor | None = None,
     labels: Tensor | None = None,
     model_outputs: Tensor | None = None,
     progress: Progress = silent,
@@ -201,7 +202,8 @@ def score(
     """Find the reconstruction of every image among the candidates, and measure it.
 
     candidates [m, *shape] in network coordinates (mean subtracted); images [n, *shape] in [0, 1];
-    mean [*shape]; labels and model_outputs [n, ...] are only copied into the table.
+    mean [*shape] of the training set. Pictures are candidates plus `shown_mean`, the attacker's own estimate, or
+    plus the mean if there is none, as in the papers. labels and model_outputs [n, ...] are only copied.
 
     "nearest" lets a candidate serve several images, with the protocol's vote. "one-to-one" uses each candidate
     at most once and therefore does not vote: averaging would share candidates again.
@@ -219,7 +221,8 @@ def score(
     scorer = protocol.scorer(originals)
     find = _assigned if assignment == "one-to-one" else _nearest
     found = find(scorer, candidates, protocol, progress)
-    measures = protocol.measure(found.averages, images, mean)
+    added = mean if shown_mean is None else shown_mean.to(mean)
+    measures = protocol.measure(found.averages, images, mean, added)
     unmatched = found.candidate < 0
     return MatchTable(
         sample=torch.arange(len(images), device=images.device),

@@ -51,8 +51,11 @@ class ScoringProtocol(Protocol):
     def prepare(self, candidates: Tensor) -> Tensor:
         """Candidates as they are averaged, [c, *shape] -> [c, *shape]."""
 
-    def measure(self, averages: Tensor, images: Tensor, mean: Tensor) -> Measures:
-        """Measure the averages [n, *shape] against the images they were matched to."""
+    def measure(self, averages: Tensor, images: Tensor, mean: Tensor, shown_mean: Tensor) -> Measures:
+        """Measure the averages [n, *shape] against the images they were matched to.
+
+        `mean` is the training set's; `shown_mean` is added to make pictures: the attacker's own, if it has one.
+        """
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,8 @@ class Buzaglo2023Protocol:
         """Unchanged: the 2023 paper averages in network coordinates."""
         return candidates
 
-    def measure(self, averages: Tensor, images: Tensor, mean: Tensor) -> Measures:
-        return _measure_images(averages, images, mean)
+    def measure(self, averages: Tensor, images: Tensor, mean: Tensor, shown_mean: Tensor) -> Measures:
+        return _measure_images(averages, images, mean, shown_mean)
 
 
 @dataclass(frozen=True)
@@ -123,8 +126,8 @@ class Haim2022Protocol:
     def prepare(self, candidates: Tensor) -> Tensor:
         return stretched(candidates)
 
-    def measure(self, averages: Tensor, images: Tensor, mean: Tensor) -> Measures:
-        return _measure_images(averages, images, mean)
+    def measure(self, averages: Tensor, images: Tensor, mean: Tensor, shown_mean: Tensor) -> Measures:
+        return _measure_images(averages, images, mean, shown_mean)
 
     def _features(self, images: Tensor) -> Tensor:
         return zscored(half_resolution(images) if self._halves(images) else images, per_channel=True)
@@ -158,12 +161,12 @@ class VectorProtocol:
     def prepare(self, candidates: Tensor) -> Tensor:
         return candidates
 
-    def measure(self, averages: Tensor, images: Tensor, mean: Tensor) -> Measures:
+    def measure(self, averages: Tensor, images: Tensor, mean: Tensor, shown_mean: Tensor) -> Measures:
         originals = images - mean
         difference = (averages - originals).flatten(1).norm(dim=1)
         relative = torch.where(difference == 0, 0, difference / originals.flatten(1).norm(dim=1))
         paired = paired_ncc(averages, originals) if originals[0].numel() > 2 else None
-        return Measures(averages + mean, ncc=paired, relative_l2=relative)
+        return Measures(averages + shown_mean, ncc=paired, relative_l2=relative)
 
 
 def paired_ncc(a: Tensor, b: Tensor) -> Tensor:
@@ -171,9 +174,9 @@ def paired_ncc(a: Tensor, b: Tensor) -> Tensor:
     return (zscored(a) * zscored(b)).mean(1).clamp(-1, 1)
 
 
-def _measure_images(averages: Tensor, images: Tensor, mean: Tensor) -> Measures:
+def _measure_images(averages: Tensor, images: Tensor, mean: Tensor, shown_mean: Tensor) -> Measures:
     """Add the mean, stretch, SSIM; NCC without the mean, [n, C, H, W] each."""
-    reconstruction = stretched(averages + mean)
+    reconstruction = stretched(averages + shown_mean)
     return Measures(reconstruction, ssim=ssim(reconstruction, images), ncc=paired_ncc(averages, images - mean))
 
 

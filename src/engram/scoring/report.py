@@ -24,6 +24,8 @@ from engram.scoring.match import Assignment, MatchTable, Threshold, score
 from engram.scoring.protocols import ScoringProtocol
 
 SCHEMA_VERSION = 1
+SSIM_GOOD = 0.4
+"""The papers' threshold for a good reconstruction."""
 NOISE_SIGMA = 1e-3
 
 
@@ -97,6 +99,7 @@ def evaluate(
     protocol: ScoringProtocol,
     generator: torch.Generator,
     assignment: Assignment = "nearest",
+    shown_mean: Tensor | None = None,
     labels: Tensor | None = None,
     model_outputs: Tensor | None = None,
     thresholds: Sequence[Threshold] | None = None,
@@ -108,8 +111,9 @@ def evaluate(
     candidates [m, *shape] in network coordinates; train_images [n, *shape] and held_out_images [k, *shape] in
     [0, 1], of the same classes; mean [*shape] of the training set, used for all three. Use k = n if
     possible; otherwise the excess scales the held-out count by n / k, with a warning. Without held-out images the
-    excess is None, with a warning. `generator` draws the noise, N(0, noise_sigma²). `thresholds` replaces the
-    protocol's own, of which those with an undefined metric are left out.
+    excess is None, with a warning. `shown_mean` is the attacker's own, if it has one; see `score`. `generator`
+    draws the noise, N(0, noise_sigma²). `thresholds` replaces the protocol's own, of which those with an undefined
+    metric are left out.
     """
     started = time.perf_counter()
     train = score(
@@ -118,15 +122,18 @@ def evaluate(
         mean,
         protocol=protocol,
         assignment=assignment,
+        shown_mean=shown_mean,
         labels=labels,
         model_outputs=model_outputs,
         progress=progress,
     )
     held_out = None
     if held_out_images is not None and len(held_out_images):
-        held_out = score(candidates, held_out_images, mean, protocol=protocol, assignment=assignment)
+        held_out = score(
+            candidates, held_out_images, mean, protocol=protocol, assignment=assignment, shown_mean=shown_mean
+        )
     null = noise_candidates(candidates, generator, sigma=noise_sigma)
-    noise = score(null, train_images, mean, protocol=protocol, assignment=assignment)
+    noise = score(null, train_images, mean, protocol=protocol, assignment=assignment, shown_mean=shown_mean)
     defined = [one for one in protocol.thresholds if getattr(train, one.metric) is not None]
     chosen = defined if thresholds is None else thresholds
     return ScoreReport(
@@ -164,15 +171,26 @@ def _counted(threshold: Threshold, train: MatchTable, held_out: MatchTable | Non
     )
 
 
+EMPTY = 0.5
+"""Share of held-out images above a threshold, beyond which the threshold says nothing."""
+
+
 def _warnings(train: MatchTable, held_out: MatchTable | None) -> tuple[str, ...]:
     if held_out is None:
         return (
             "no held-out images: the excess is unknown, and the counts include matches that any blurry image "
             "would get; give the same number of held-out images of the same classes",
         )
+    warnings = []
     if len(held_out) != len(train):
-        return (
+        warnings.append(
             f"the excess scales held-out counts by {len(train)}/{len(held_out)}; "
-            "better give as many held-out images as training images",
+            "better give as many held-out images as training images"
         )
-    return ()
+    passing = held_out.count("ssim", SSIM_GOOD) if held_out.ssim is not None else 0
+    if passing > EMPTY * len(held_out):
+        warnings.append(
+            f"SSIM > {SSIM_GOOD:g} says nothing about these images: {passing} of {len(held_out)} held-out ones "
+            "pass it too, since all share a flat background; read the counts by NCC"
+        )
+    return tuple(warnings)

@@ -1,19 +1,22 @@
-"""Agreement of independent restarts: a score for every candidate without training data, and merging.
+"""The candidates of all restarts: a score for each without training data, from their agreement, and merging.
 
 Restarts that reach the same image from different starts have most likely found something that is in the weights;
 an image that only one restart reaches is probably a local minimum. Agreement is the mean over the other restarts
 of the best NCC with a candidate of the same label.
+
+Images on a flat background are shown on it (`on_background`), with the mean image that follows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from engram.attacks.engine.objective import background_level
 from engram.attacks.reconstruction import Reconstruction
 
 SAME_IMAGE = 0.95
@@ -106,3 +109,35 @@ def _merged(found: Reconstruction, likenesses: Likeness, order: Tensor, scores: 
             duals.append(found.duals[members].mean())
             leaders.append(leader)
     return Reconstruction(torch.stack(images), torch.stack(duals), found.labels[leaders], scores[leaders])
+
+
+ROUNDS = 4
+INK = 0.25
+"""Pixels that rise less than this share of the image's own range above the background belong to it."""
+BRIGHTEST = 0.99
+"""Quantile of an image's pixels that is taken for white; single pixels are often wrong."""
+
+
+def on_background(found: Reconstruction, pixel_range: tuple[float, float]) -> Reconstruction:
+    """The candidates with a background of exactly the lowest pixel value, and the mean image that follows.
+
+    x = pixels - mean, so where a candidate shows background, x = low - mean: the background of all candidates is
+    the mean in negative. It is estimated from their lowest values, then from all pixels that it leaves as
+    background; each candidate's range makes up for its contrast, which the prior lowers.
+    """
+    low, high = pixel_range
+    values = found.images.flatten(1)
+    level = background_level(values, found.duals)
+    trust = found.duals if found.scores is None or not found.has_confidence else found.scores.nan_to_num(0.0)
+    pixels = torch.zeros_like(values)
+    for _ in range(ROUNDS):
+        risen = values - level
+        pixels = (risen / risen.quantile(BRIGHTEST, dim=1, keepdim=True).clamp(min=1e-12)).clamp(0, 1)
+        pixels = torch.where(pixels < INK, 0.0, pixels)
+        empty = (pixels == 0) * found.duals[:, None]
+        level = (empty * values).sum(0) / empty.sum(0).clamp(min=1e-12)
+    pixels = low + (high - low) * pixels
+    share = trust / trust.sum().clamp(min=1e-12)
+    mean = (share[:, None] * pixels).sum(0)
+    shape = found.images.shape
+    return replace(found, images=(pixels - mean).view(shape), mean=mean.view(shape[1:]))

@@ -42,7 +42,7 @@ from torch import Tensor
 from engram.attacks.engine.closed_form import Pass, Passes, explained, run_pass, send_down, with_constant
 from engram.attacks.engine.iteration import EngineIteration
 from engram.attacks.engine.metric import Metric
-from engram.attacks.engine.objective import Objective
+from engram.attacks.engine.objective import Objective, has_background
 from engram.attacks.engine.self_tuning import PIXEL_STD, Scales, derive_scales
 from engram.core.errors import ConfigError
 from engram.core.loop import State
@@ -276,6 +276,13 @@ class Engine(EngineIteration[DenseNetwork]):
             stored = {name: state[f"held_{name}"] for name in ("latents", "duals")}
             self._held[0] = HeldLayers.at(self.objective, {**state, **stored}, metric, float(state["held_prior"]))
         return self._held[0].gradients(self.objective, state, metric)
+
+    @cached_property
+    def has_background(self) -> bool:
+        """Only where the network is given pixels as they are, less their mean."""
+        if not self.uses_prior or self.view.network.gain is not None or self.posed.update is not None:
+            return False
+        return has_background(self.posed.network.weights[0], self.scales.space.noise_std)
 
     @property
     def _can_hold(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from engram.attacks.engine.consensus import consensus
+from engram.attacks.engine.consensus import consensus, on_background
 from engram.attacks.engine.metric import Metric
 from engram.attacks.engine.objective import Objective
 from engram.attacks.engine.self_tuning import (
@@ -63,6 +63,8 @@ FIRST_PRIOR = 4.0
 """With several classes the prior starts at this many times its strength and falls: smooth images first."""
 NEARLY_DONE = 0.7
 """A start that has done this share of its steps hardly moves any more: it is kept when time runs out."""
+BACKGROUND_FROM = 0.2
+"""Share of a start after which its candidates show where a flat background lies."""
 PROBED = 6
 """Steps of the first start after which its length is set: until then nothing is known about their speed."""
 
@@ -133,6 +135,11 @@ class EngineIteration(Attack, Generic[N]):
         return len(self.view.input_shape) == 3 and self.settings.prior != 0
 
     @property
+    def has_background(self) -> bool:
+        """Whether the weights show images on a flat background."""
+        return False
+
+    @property
     def total_steps(self) -> int:
         """The most steps; a run with a time limit takes as many as fit."""
         return self.settings.restarts * self.settings.steps
@@ -165,10 +172,12 @@ class EngineIteration(Attack, Generic[N]):
             self._set_length(state, self.settings.seconds)
         phase = self.phase(state)
         if phase.step == 0:
-            state.update(self._fresh_start(phase))
+            state.update(self._fresh_start(state, phase))
         if phase.step % self.settings.metric_every == 0:
             state.update({f"metric_{name}": state[name].clone() for name in (self.moved, "duals")})
             self._metric.clear()
+            if self.has_background and phase.share >= BACKGROUND_FROM:
+                state["background"] = self.objective.background(self.latents(state[self.moved]), state["duals"])
         prior = self._prior(phase)
         losses, by_moved, by_duals = self.gradients(state, self._current_metric(state), prior)
         decay = 0.5 * (1 + math.cos(math.pi * phase.share))
@@ -218,13 +227,15 @@ class EngineIteration(Attack, Generic[N]):
         labels = task.sample_labels(state["labels"].repeat(starts), duals)
         images = torch.cat([self.shown(*start, state["labels"]) for start in zip(moved, pool_duals, strict=True)])
         pool = Reconstruction(images.cpu(), task.sample_duals(duals).abs().cpu(), labels.cpu())
-        return consensus(pool, starts, self.settings.room)
+        found = consensus(pool, starts, self.settings.room)
+        return on_background(found, self.view.pixel_range) if self.has_background else found
 
     def _labels(self) -> Tensor:
         return torch.arange(self.scales.candidates) % self.posed.task.label_count
 
-    def _fresh_start(self, phase: Phase) -> State:
+    def _fresh_start(self, state: State, phase: Phase) -> State:
         """Random candidates."""
+        state.pop("background", None)
         moved = self.draw(self.settings.seed * 1_000_003 + phase.index).to(self.scales.network.weights[0])
         duals = self.posed.task.equal_duals(self._labels(), self.scales.dual).to(moved)
         return {self.moved: moved, "duals": duals, **moments(self.moved, moved), **moments("duals", duals)}

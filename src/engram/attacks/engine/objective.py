@@ -52,6 +52,53 @@ def total_variation(images: Tensor) -> tuple[Tensor, Tensor]:
     return values, gradient
 
 
+STILL, MOVED = 2.0, 8.0
+"""Times the energy of noise: the weights of a pixel that never changed in training have less than the first, those
+of a pixel that did have more than the second."""
+FEWEST_STILL, FEWEST_MOVED = 0.05, 0.25
+"""Shares of the pixels; photographs have no pixel that never changes."""
+
+
+def has_background(weight: Tensor, noise_std: float) -> bool:
+    """Whether W [h, d] shows images on a flat background, such as digits, scans and logos: their margins never
+    change, so training leaves those pixels' weights as they were."""
+    energies = weight.double().square().mean(0) / max(noise_std, 1e-30) ** 2
+    return bool((energies < STILL).double().mean() >= FEWEST_STILL) and bool(
+        (energies > MOVED).double().mean() >= FEWEST_MOVED
+    )
+
+
+LEVEL = 0.15
+"""Quantile of the candidates' pixels that is taken for the background."""
+TOWARDS, BELOW, SMOOTHER = 1.0, 4.0, 0.7
+"""How strongly pixels are pulled to the background, how much more if they lie below it, and the share of total
+variation that is left; see docs/engine-log.md."""
+NEAR = 0.02
+"""Pixels this near to the background are pulled ever less: a fiftieth of the pixel range."""
+
+
+def background_level(images: Tensor, weights: Tensor) -> Tensor:
+    """The background [d] of images [m, d] in network coordinates, minus the unknown mean: a weighted quantile.
+
+    >>> background_level(torch.tensor([[0.0, -1.0], [5.0, -1.0], [0.0, 4.0]]), torch.ones(3)).tolist()
+    [0.0, -1.0]
+    """
+    values, order = images.sort(dim=0)
+    below = weights[order].cumsum(0) < LEVEL * weights.sum()
+    return values.gather(0, below.sum(0, keepdim=True).clamp(max=len(images) - 1))[0]
+
+
+def off_background(images: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean distance of the pixels from the background, more if they lie below it, and its gradient.
+
+    images [m, d], level [d] -> values [m], gradients [m, d]. Pixels have a floor, and most lie on it.
+    """
+    difference = images - level
+    size = (difference.square() + NEAR**2).sqrt()
+    weight = torch.where(difference < 0, BELOW, 1.0) / images.shape[1]
+    return (weight * size).sum(1), weight * difference / size
+
+
 GAIN_RIDGE = 0.3
 """How strongly a neuron's gain is held at 1."""
 FAINT = 0.1
@@ -61,9 +108,9 @@ PRIOR_BYTES = 10_000_000
 """Memory for images and their differences: 2,000 candidates take 0.10 s in such chunks but 0.18 s in one piece,
 which fits in no cache and is allocated again each time."""
 
-METRIC_BYTES = 150_000_000
-"""A step reads the whole metric, and computing it takes time too; beyond this, similar neurons share theirs. Up to
-rank 190 there is one for each of 1,000 neurons."""
+METRICS, METRIC_BYTES = 100, 150_000_000
+"""A step reads all metrics, and computing them takes time too; beyond this, similar neurons share theirs. With 100
+for 1,000 neurons a step takes half the time at rank 144 and 190, and finds as many images."""
 
 
 def row_energies(weights: Tensor) -> Tensor:
@@ -118,7 +165,7 @@ class Objective:
         )
         losses = {"stationarity": stationarity, "margin": margin}
         if prior > 0:
-            variation, by_variation = self.variation(latents, duals)
+            variation, by_variation = self.variation(latents, duals, state.get("background"))
             losses["variation"] = prior * variation
             by_latents = by_latents + prior * by_variation
         return losses, by_latents, self.by_duals(duals, labels, passes.outputs, by_coefficients)
@@ -179,7 +226,7 @@ class Objective:
             used = used.square()  # as a gate of 0 or 1 is its own square
         used *= self.task.sample_duals(duals).square()[:, None]
         affordable = min(room, METRIC_BYTES) // (weights.element_size() * weights.shape[1] ** 2)
-        groups = Groups.alike(used, max(1, affordable))
+        groups = Groups.alike(used, max(1, min(METRICS, affordable)))
         matrices = inverse_covariances(entering, groups.summed(used), self.settings.ridge, room=room)
         return Metric.of(matrices, groups, 1 / row_energies(weights), weights)
 
@@ -197,14 +244,26 @@ class Objective:
         share = self.settings.margin_weight * self.shares(duals)
         return (share * outside.square()).sum(), 2 * share * outside / gamma
 
-    def variation(self, latents: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
-        """Total variation of the images, weighted by the duals, and its gradient in the latents [m, r]."""
+    def background(self, latents: Tensor, duals: Tensor) -> Tensor:
+        """The background of the candidates, [d]."""
+        images = latents @ self.scales.space.basis.to(latents.dtype)
+        return background_level(images, self.shares(duals))
+
+    def variation(self, latents: Tensor, duals: Tensor, background: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Total variation of the images, weighted by the duals, and its gradient in the latents [m, r]; with a
+        background [d], their distance from it too."""
         basis = self.scales.space.basis.to(latents.dtype)
         values, gradients = [], []
         each = ARRAYS * basis.shape[1] * latents.element_size()
         for part in chunks(len(latents), each, min(self.settings.room, PRIOR_BYTES)):
-            value, by_pixels = total_variation((latents[part] @ basis).view(-1, *self.input_shape))
+            images = latents[part] @ basis
+            value, by_pixels = total_variation(images.view(-1, *self.input_shape))
+            by_pixels = by_pixels.flatten(1)
+            if background is not None:
+                distance, by_distance = off_background(images, background)
+                value = SMOOTHER * value + TOWARDS * distance
+                by_pixels = SMOOTHER * by_pixels + TOWARDS * by_distance
             values.append(value)
-            gradients.append(by_pixels.flatten(1) @ basis.T)
+            gradients.append(by_pixels @ basis.T)
         share = self.shares(duals)
         return (share * torch.cat(values)).sum(), share[:, None] * torch.cat(gradients)
