@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engram.attacks.engine.consensus import SAME_IMAGE, confidence
+from engram.attacks.engine.consensus import SAME_IMAGE, confidence, from_agreement
 from engram.attacks.reconstruction import Reconstruction
 from engram.sweep.summary import pool_trials
 
@@ -71,7 +71,7 @@ def test_merging_scores_and_order_equal_the_slow_reference() -> None:
     assert found.labels.tolist() == [label for _, _, label in expected]
     assert found.scores is not None
     agreement = torch.tensor([one[0] for one in expected])
-    torch.testing.assert_close(found.scores, confidence(agreement), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.scores, confidence(from_agreement(agreement)), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.images, torch.stack([one[1] for one in expected]), rtol=1e-3, atol=1e-4)
 
 

@@ -16,7 +16,7 @@ import torch
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from torch import Tensor
 
-from engram.attacks.engine.consensus import SAME_IMAGE, confidence
+from engram.attacks.engine.consensus import SAME_IMAGE, confidence, from_agreement
 from engram.attacks.reconstruction import Reconstruction
 from engram.core import files
 from engram.core.errors import EngramError
@@ -160,7 +160,7 @@ def _finished(pool: _Pool, agreement: Tensor, trials: int) -> Reconstruction:
     """Sorted by agreement; duals are means over the trials, in units of each trial's mean dual."""
     order = agreement.nan_to_num(nan=0.0).argsort(descending=True, stable=True)
     shaped = pool.weights.view(-1, *[1] * (pool.sums.ndim - 1))
-    scores = confidence(agreement)
+    scores = confidence(from_agreement(agreement))
     return Reconstruction(pool.sums / shaped, pool.weights / trials, pool.labels, scores).take(order)
 
 

@@ -123,7 +123,7 @@ def test_consensus_in_blocks_equals_the_whole(room: int) -> None:
     expected, found = consensus(pool, 3, 10**9), consensus(pool, 3, room)
     assert len(found) == len(expected) < 30
     for name in ("images", "duals", "labels", "scores"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-4)
 
 
 def test_recovers_faces_with_a_tenth_of_the_metrics() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
-from engram.attacks.engine.dense import expected_power, mostly_noise, posterior_mean, read_out
+from engram.attacks.engine.dense import expected_power, noise_share, posterior_mean, read_out
 from engram.models.row_space import Frequencies, find_image_space
 from tests.models.test_row_space import PIXELS, SHAPE, drawn
 
@@ -55,8 +56,8 @@ def test_candidates_without_a_signal_stay_unchanged() -> None:
     assert float((found[0] - images[0]).norm()) > 0.1 * float(images[0].norm())
 
 
-def test_mostly_noise_is_a_share_of_the_energy() -> None:
+def test_the_share_of_noise_in_the_energy() -> None:
     noise = 0.3 * drawn(60, 100, seed=10)
-    assert mostly_noise(noise, 0.3)
-    assert not mostly_noise(2 * noise, 0.3)
-    assert not mostly_noise(noise, 0.0)
+    assert noise_share(noise, 0.3) == pytest.approx(1, rel=0.1)
+    assert noise_share(2 * noise, 0.3) == pytest.approx(0.25, rel=0.1)
+    assert noise_share(noise, 0.0) == 0

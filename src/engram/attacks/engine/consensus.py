@@ -1,8 +1,9 @@
 """The candidates of all restarts: a score for each without training data, from their agreement, and merging.
 
 Restarts that reach the same image from different starts have most likely found something that is in the weights;
-an image that only one restart reaches is probably a local minimum. Agreement is the mean over the other restarts
-of the best NCC with a candidate of the same label.
+an image that only one restart reaches is probably a local minimum. Agreement is the best NCC with a candidate of
+the same label in another restart: an image that few restarts find is real all the same. A candidate that explains
+much of the weights is more likely real too; its strength is its dual times its contrast.
 
 Images on a flat background are shown on it (`on_background`), with the mean image that follows.
 """
@@ -25,12 +26,17 @@ SAME_IMAGE = 0.95
 ARRAYS = 4
 """Arrays of the size of a block of similarities that are needed to compute one."""
 
-# P(NCC with a training image > 0.8) = sigmoid(INTERCEPT + SLOPE * -log(1 - agreement)), fitted by
-# `python -m benchmarks.confidence` on targets used for nothing else.
-INTERCEPT, SLOPE = -4.52, 1.43
+CONSTANTS = (-5.35, 1.16, 0.65)
+"""P(NCC with a training image > 0.8) = sigmoid(c_0 + c_1 * -log(1 - agreement) + c_2 * strength), fitted by
+`python -m benchmarks.confidence` on targets used for nothing else."""
+IN_USE, FURTHEST = 1e-3, 3.0
+"""Strengths are relative to the median of the candidates whose dual is above this share of the largest, and count
+up to a factor of e to this power."""
 
 
-def consensus(found: Reconstruction, restarts: int, room: int) -> Reconstruction:
+def consensus(
+    found: Reconstruction, restarts: int, room: int, constants: tuple[float, float, float] = CONSTANTS
+) -> Reconstruction:
     """Merge candidates of the same image, score them, and sort by score; `found` lists one restart after another.
 
     With a single restart there is no agreement: the scores are NaN, and the order is by dual. The pairwise
@@ -38,13 +44,33 @@ def consensus(found: Reconstruction, restarts: int, room: int) -> Reconstruction
     """
     likenesses = Likeness.of(found, room)
     if restarts == 1:
-        agreement = torch.full_like(found.duals, torch.nan)
+        scores = torch.full_like(found.duals, torch.nan)
         order = found.duals.argsort(descending=True)
     else:
-        everyone = likenesses.blocks(torch.arange(len(found)))
-        agreement = torch.cat([agreements(likeness, rows, restarts) for rows, likeness in everyone])
-        order = agreement.argsort(descending=True, stable=True)
-    return _merged(found, likenesses, order, confidence(agreement))
+        scores = confidence(evidence(found, restarts, likenesses), constants)
+        order = scores.argsort(descending=True, stable=True)
+    return _merged(found, likenesses, order, scores)
+
+
+def evidence(found: Reconstruction, restarts: int, likenesses: Likeness) -> Tensor:
+    """What speaks for each candidate: -log(1 - agreement), and its strength; [m, 2]."""
+    everyone = likenesses.blocks(torch.arange(len(found)))
+    agreement = torch.cat([agreements(likeness, rows, restarts) for rows, likeness in everyone])
+    return from_agreement(agreement, strengths(found))
+
+
+def from_agreement(agreement: Tensor, strength: Tensor | None = None) -> Tensor:
+    """The evidence [m, 2] of agreements [m]; a strength that is not known counts as the median."""
+    strength = torch.zeros_like(agreement) if strength is None else strength
+    return torch.stack([-torch.log1p(-agreement.clamp(max=1 - 1e-4)), strength], 1)
+
+
+def strengths(found: Reconstruction) -> Tensor:
+    """log(dual * contrast), relative to the median of the candidates in use, [m]."""
+    sizes = found.duals.abs()
+    logs = (sizes * found.images.flatten(1).std(1)).clamp(min=1e-30).log()
+    used = logs[sizes > IN_USE * sizes.max()]
+    return (logs - (used.median() if len(used) else 0.0)).clamp(-FURTHEST, FURTHEST)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,20 +103,21 @@ class Likeness:
 
 
 def agreements(likeness: Tensor, rows: Tensor, restarts: int) -> Tensor:
-    """Mean over the other restarts of the best similarity; `likeness` [b, R m] of candidates `rows` -> [b]."""
+    """Best similarity in another restart; `likeness` [b, R m] of candidates `rows` -> [b]."""
     each = likeness.shape[1] // restarts
     best = likeness.view(len(rows), restarts, each).amax(2)  # candidate x restart
     best[torch.arange(len(rows)), rows // each] = 0
-    return best.sum(1) / (restarts - 1)
+    return best.amax(1)
 
 
-def confidence(agreement: Tensor) -> Tensor:
-    """The calibrated probability that a candidate shows a training image.
+def confidence(evidence: Tensor, constants: tuple[float, float, float] = CONSTANTS) -> Tensor:
+    """The calibrated probability that a candidate shows a training image; [m, 2] -> [m].
 
-    >>> confidence(torch.tensor([0.5, 0.9, 0.99])).round(decimals=2)
-    tensor([0.0300, 0.2300, 0.8900])
+    >>> confidence(torch.tensor([[1.0, 0.0], [4.0, 0.0], [5.0, 2.0]])) > 0.5
+    tensor([False, False,  True])
     """
-    return torch.sigmoid(INTERCEPT - SLOPE * torch.log1p(-agreement.clamp(max=1 - 1e-4)))
+    at_zero, *slopes = constants
+    return torch.sigmoid(at_zero + evidence @ torch.tensor(slopes).to(evidence))
 
 
 def _merged(found: Reconstruction, likenesses: Likeness, order: Tensor, scores: Tensor) -> Reconstruction:

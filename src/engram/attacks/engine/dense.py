@@ -43,7 +43,7 @@ from engram.attacks.engine.closed_form import Pass, Passes, explained, run_pass,
 from engram.attacks.engine.iteration import EngineIteration
 from engram.attacks.engine.metric import Metric
 from engram.attacks.engine.objective import Objective, has_background
-from engram.attacks.engine.self_tuning import PIXEL_STD, Scales, derive_scales
+from engram.attacks.engine.self_tuning import MOST_STEPS, NOISY, NOISY_STEPS, PIXEL_STD, Scales, derive_scales
 from engram.core.errors import ConfigError
 from engram.core.loop import State
 from engram.models.networks import DenseNetwork
@@ -133,10 +133,10 @@ IN_USE = 1e-3
 """Candidates whose signal is weaker than this share of the strongest stay unchanged: W has no trace of them."""
 
 
-def mostly_noise(weight: Tensor, noise_std: float) -> bool:
-    """Whether noise of this standard deviation makes up most of the energy of W."""
+def noise_share(weight: Tensor, noise_std: float) -> float:
+    """The share of noise of this standard deviation in the energy of W."""
     energy = float(weight.double().square().sum())
-    return noise_std**2 * weight.numel() > MOSTLY * energy
+    return noise_std**2 * weight.numel() / max(energy, 1e-300)
 
 
 def read_out(
@@ -284,6 +284,12 @@ class Engine(EngineIteration[DenseNetwork]):
             return False
         return has_background(self.posed.network.weights[0], self.scales.space.noise_std)
 
+    @cached_property
+    def longest(self) -> int:
+        known = self.posed.update is not None
+        noise = 0.0 if known else noise_share(self.posed.network.weights[0], self.scales.space.noise_std)
+        return NOISY_STEPS if noise > NOISY else MOST_STEPS
+
     @property
     def _can_hold(self) -> bool:
         """Whether enough layers are above the first to pay off, and all candidates fit in memory at once."""
@@ -311,7 +317,7 @@ class Engine(EngineIteration[DenseNetwork]):
         if (
             self.posed.update is not None
             or len(shape) != 3
-            or not mostly_noise(weight, self.scales.space.noise_std)
+            or noise_share(weight, self.scales.space.noise_std) <= MOSTLY
         ):
             return None
         frequencies = Frequencies.of(shape)

@@ -140,6 +140,11 @@ class EngineIteration(Attack, Generic[N]):
         return False
 
     @property
+    def longest(self) -> int:
+        """Steps of a start beyond which it finds no more images."""
+        return MOST_STEPS
+
+    @property
     def total_steps(self) -> int:
         """The most steps; a run with a time limit takes as many as fit."""
         return self.settings.restarts * self.settings.steps
@@ -215,10 +220,14 @@ class EngineIteration(Attack, Generic[N]):
         return "this should not happen: please report the model's layers as `engram inspect` shows them"
 
     def reconstruction(self, state: State) -> Reconstruction:
-        """The candidates of all finished restarts, merged, scored and sorted.
+        """The candidates of all finished restarts, merged, scored and sorted."""
+        pool, starts = self.pooled(state)
+        found = consensus(pool, starts, self.settings.room)
+        return on_background(found, self.view.pixel_range) if self.has_background else found
 
-        The current one counts if it is nearly done, or if there is no other.
-        """
+    def pooled(self, state: State) -> tuple[Reconstruction, int]:
+        """The candidates of all finished restarts, one restart after another, and the number of restarts. The
+        current one counts if it is nearly done, or if there is no other."""
         moved, duals = (state[f"pool_{name}"] for name in (self.moved, "duals"))
         if len(moved) == 0 or self.phase(state).share >= NEARLY_DONE:
             moved = torch.cat([moved, state[self.moved][None]])
@@ -226,9 +235,7 @@ class EngineIteration(Attack, Generic[N]):
         task, starts, pool_duals, duals = self.posed.task, len(moved), duals, duals.flatten(0, 1)
         labels = task.sample_labels(state["labels"].repeat(starts), duals)
         images = torch.cat([self.shown(*start, state["labels"]) for start in zip(moved, pool_duals, strict=True)])
-        pool = Reconstruction(images.cpu(), task.sample_duals(duals).abs().cpu(), labels.cpu())
-        found = consensus(pool, starts, self.settings.room)
-        return on_background(found, self.view.pixel_range) if self.has_background else found
+        return Reconstruction(images.cpu(), task.sample_duals(duals).abs().cpu(), labels.cpu()), starts
 
     def _labels(self) -> Tensor:
         return torch.arange(self.scales.candidates) % self.posed.task.label_count
@@ -274,8 +281,8 @@ class EngineIteration(Attack, Generic[N]):
             each = (seconds - first) / (steps - 1)
             each += max(0.0, first - each) / self.settings.metric_every
         left = (1 - self.closing) * limit - float(state["seconds"])
-        length = next_length(within + max(0.0, left) / each, done)
-        state["start_length"].fill_(min(length, self.settings.steps))
+        longest = min(self.longest, self.settings.steps)
+        state["start_length"].fill_(next_length(within + max(0.0, left) / each, done, longest))
 
 
 E = TypeVar("E", bound=EngineIteration[Any])

@@ -22,18 +22,23 @@ MARGIN_PER_SPREAD = 2.0
 """Margins of memorised samples are about twice the outputs' spread on random inputs in the row space."""
 FEWEST_CANDIDATES = 40
 MANY_DIRECTIONS = 150
+MANY_CANDIDATES = 700
 
 
-def candidates_for(rank: int) -> int:
+def candidates_for(rank: int, *, several_classes: bool = False) -> int:
     """Number of candidates for a row space of that rank.
 
     A small row space may have fewer directions than samples, so it gets three candidates per direction; a large
-    one has about as many directions as samples, so one candidate per further direction is enough.
+    one has about as many directions as samples, so one candidate per further direction is enough. With several
+    classes each has its own candidates: six per direction, as long as they are few.
 
     >>> candidates_for(10), candidates_for(167), candidates_for(500)
     (40, 467, 800)
+    >>> candidates_for(112, several_classes=True), candidates_for(500, several_classes=True)
+    (672, 800)
     """
-    return max(FEWEST_CANDIDATES, rank + 2 * min(rank, MANY_DIRECTIONS))
+    usual = max(FEWEST_CANDIDATES, rank + 2 * min(rank, MANY_DIRECTIONS))
+    return max(usual, min(6 * rank, MANY_CANDIDATES)) if several_classes else usual
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +81,7 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
     probe = probe.to(device=inner.device, dtype=settings.torch_dtype)
     excited = torch.nn.functional.linear(probe, reduced.weights[0], reduced.biases[0])
     outputs = reduced(probe)
-    candidates = settings.candidates or candidates_for(rank)
+    candidates = settings.candidates or candidates_for(rank, several_classes=view.task.label_count > 2)
     candidates += -candidates % view.task.label_count
     margin = MARGIN_PER_SPREAD * float(outputs.std().clamp(min=1e-12))
     own, written = parameters(reduced, 0), None
@@ -97,12 +102,15 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
     )
 
 
-PRIOR, CLASSES_PRIOR = 1.7, 3.2
+PRIOR, CLASSES_PRIOR = 1.7, 4.5
 """Strength of total variation for two classes and for more. Every target of docs/engine-log.md is near its best
 there; to choose the strength by trials cost 300 steps, and what they chose was no better."""
 
-FEWEST_STEPS, MOST_STEPS = 40, 500
-"""Steps of a start; in longer ones candidates fit residue of training, not images (docs/engine-log.md)."""
+FEWEST_STEPS, MOST_STEPS, NOISY_STEPS = 40, 500, 300
+"""Steps of a start; in longer ones candidates fit residue of training, or the noise of a noisy layer, not images
+(docs/engine-log.md)."""
+NOISY = 0.1
+"""Share of noise in the first layer's energy from which a layer is noisy."""
 WORTHWHILE = 100
 """Steps of a third or later start, at least."""
 MOST_RESTARTS = 40
@@ -127,10 +135,10 @@ class Phase:
         return self.step + 1 == self.length
 
 
-def next_length(affordable: float, done: int) -> int:
+def next_length(affordable: float, done: int, longest: int = MOST_STEPS) -> int:
     """Steps of the next start if about `affordable` more steps fit into the time and `done` starts are complete.
 
-    The rest of the time is divided among as few starts as `MOST_STEPS` allows, but at least two in all: two short
+    The rest of the time is divided among as few starts as `longest` allows, but at least two in all: two short
     starts beat one long start, since only their agreement shows what is real. A further start too short to find
     anything would only blur that agreement, so it gets a length that it can't reach, and is dropped.
 
@@ -140,6 +148,6 @@ def next_length(affordable: float, done: int) -> int:
     (150, 500)
     """
     if done >= 2 and affordable < WORTHWHILE:
-        return MOST_STEPS
-    starts = min(max(math.ceil(affordable / MOST_STEPS), 2 - done, 1), MOST_RESTARTS)
-    return min(max(FEWEST_STEPS, int(affordable / starts)), MOST_STEPS)
+        return longest
+    starts = min(max(math.ceil(affordable / longest), 2 - done, 1), MOST_RESTARTS)
+    return min(max(FEWEST_STEPS, int(affordable / starts)), longest)
