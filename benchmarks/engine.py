@@ -1,0 +1,163 @@
+"""What the engine brings back within a budget, on targets that nothing was tuned on.
+
+    python -m benchmarks.engine [--only c100,digits] [--seeds 31,32,33] [--out runs/engine] [--data-root DIR]
+
+Every row is a kind of target; each seed chooses other images and other random starts of the engine. Prints images
+beyond held-out, the mean SSIM of the ten best, how many of the 20 most confident candidates are real (NCC > 0.8),
+and the share of the budget used; writes engine.json and engine.md. Trained targets stay in OUT/targets, and a run
+that was killed continues with what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from benchmarks.machine import busy_note, machine
+from benchmarks.membership import DATA
+from benchmarks.ordinary import SCRIPTS
+from engram.attacks.registry import make_attack
+from engram.core import files
+from engram.data.choice import DataChoice
+from engram.data.sets import Split, centred
+from engram.models.networks import Network
+from engram.models.open.door import open_view
+from engram.models.tasks import Binary, Multiclass, Task
+from engram.models.view import AttackerView
+from engram.pipeline import attack, build_target, compare
+from engram.scoring.metrics import ncc
+from engram.training.recipe import Flow, MLPSpec, Recipe
+
+CONFIDENT, REAL = 20, 0.8
+PLAIN = Recipe(epochs=4000)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kind of target: n images of a data set, how it is trained (by a script of `benchmarks.ordinary` if that is
+    named), the attack's seconds and the threshold that counts."""
+
+    says: str
+    data: str
+    labels: str
+    n: int
+    seconds: float
+    recipe: Recipe = PLAIN
+    standard: bool = False
+    script: str | None = None
+    counts: str = "ssim>0.4"
+
+    @property
+    def several(self) -> bool:
+        return self.labels == "identity"
+
+    def opened(self, seed: int, name: str, out: Path, root: Path) -> tuple[AttackerView[Network], Split]:
+        choice = DataChoice(name=self.data, labels=self.labels, n=self.n, seed=seed)
+        split = choice.load(root)
+        if self.script is not None:
+            return self._ordinary(seed, split, out / "targets" / f"{name}-{seed}.pt"), split
+        where = out / "targets" / f"{name}-{seed}"
+        if not (where / "card.json").exists():
+            outputs = len(split.train.classes) if self.several else 1
+            task: Task = Multiclass(outputs) if self.several else Binary()
+            spec = MLPSpec(
+                inputs=split.train.images[0].numel(),
+                outputs=outputs,
+                first_layer_std=None if self.standard else 1e-4,
+            )
+            build_target(choice, spec, self.recipe, task, root=root, directory=where)
+        return open_view(where), split
+
+    def _ordinary(self, seed: int, split: Split, path: Path) -> AttackerView[Network]:
+        assert self.script is not None
+        script = SCRIPTS[self.script]
+        if not path.exists():
+            files.prepare_directory(path.parent)
+            trained = script.trained(split.train.images - split.mean, split.train.labels, seed)
+            torch.save(trained.state_dict(), path)
+        return open_view(path, input_shape=split.train.shape, activation=script.name)
+
+
+LONG = Recipe(lr=0.5, flow=Flow(), loss_threshold=5e-6)
+ROWS = {
+    "c100": Row("CIFAR-10, two classes", "cifar10", "vehicles-animals", 100, 60),
+    "c500": Row("CIFAR-10, two classes", "cifar10", "vehicles-animals", 500, 120, Recipe(epochs=10_000)),
+    "ten": Row("CIFAR-10, ten classes", "cifar10", "identity", 500, 240, LONG),
+    "digits": Row("MNIST, odd or even", "mnist", "odd-even", 500, 60, counts="ncc>0.8"),
+    "adam": Row("CIFAR-10, ten classes, Adam", "cifar10", "identity", 500, 60, script="adam"),
+    "standard": Row("CIFAR-10, standard start", "cifar10", "vehicles-animals", 50, 30,
+                    Recipe(flow=Flow(), loss_threshold=1.5e-6), standard=True),
+    "gate": Row("50 faces at a door", "faces", "gate", 50, 15, Recipe(lr=0.02, epochs=4000), counts="ncc>0.8"),
+}  # fmt: skip
+
+
+def measure(row: Row, name: str, seed: int, out: Path, root: Path) -> dict[str, Any]:
+    view, split = row.opened(seed, name, out, root)
+    started = time.monotonic()
+    chosen = make_attack(view, settings={"seed": seed}, budget=row.seconds)
+    found, solution = attack(chosen, seconds=row.seconds)
+    took = time.monotonic() - started
+    report = compare(found, split, network=view.network)
+    real = ncc(found.images, centred(split.train.images, split.mean)).amax(1) > REAL
+    return {
+        "counts": {text: [count.train, count.held_out] for text, count in report.counts.items()},
+        "top10": report.top10_mean,
+        "precision": float(real[:CONFIDENT].float().mean()),
+        "candidates": len(found),
+        "steps": solution.steps,
+        "used": took / row.seconds,
+    }
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    lines = [
+        "| target | n | seconds | counted by | found (held-out), by seed | mean | ten best | of 20 | used |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in ROWS.items():
+        runs = [one for key, one in results.items() if key.rpartition("-")[0] == name]
+        if not runs:
+            continue
+        pairs = [run["counts"][row.counts] for run in runs]
+        each = ", ".join(f"{train} ({held})" for train, held in pairs)
+        shares = [mean(run[key] for run in runs) for key in ("top10", "precision", "used")]
+        lines.append(
+            f"| {row.says} | {row.n} | {row.seconds:g} | {row.counts.upper().replace('>', ' > ')} | {each} | "
+            f"{mean(train - held for train, held in pairs):.1f} | "
+            f"{shares[0]:.3f} | {shares[1]:.2f} | {shares[2]:.0%} |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(ROWS), help=f"some of {', '.join(ROWS)}")
+    parser.add_argument("--seeds", default="31,32,33")
+    parser.add_argument("--data-root", type=Path, default=DATA)
+    parser.add_argument("--out", type=Path, default=Path("runs/engine"))
+    chosen = parser.parse_args(arguments)
+    files.prepare_directory(chosen.out)
+    path = chosen.out / "engine.json"
+    results: dict[str, Any] = files.read_json(path)["results"] if path.exists() else {}
+    if note := busy_note():
+        print(note)
+    for name in chosen.only.split(","):
+        for seed in map(int, chosen.seeds.split(",")):
+            key = f"{name}-{seed}"
+            if key not in results:
+                results[key] = measure(ROWS[name], name, seed, chosen.out, chosen.data_root)
+                print(key, results[key], flush=True)
+                files.write_json(path, {"machine": machine(), "results": results})
+    text = table(results)
+    print(text)
+    files.write_bytes(chosen.out / "engine.md", (text + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()
