@@ -26,7 +26,7 @@ SAME_IMAGE = 0.95
 ARRAYS = 4
 """Arrays of the size of a block of similarities that are needed to compute one."""
 
-CONSTANTS = (-5.35, 1.16, 0.65)
+CONSTANTS = (-3.69, 0.86, 1.59)
 """P(NCC with a training image > 0.8) = sigmoid(c_0 + c_1 * -log(1 - agreement) + c_2 * strength), fitted by
 `python -m benchmarks.confidence` on targets used for nothing else."""
 IN_USE, FURTHEST = 1e-3, 3.0
