@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,8 +113,10 @@ class ViewIteration(ABC):
 class Attack(ViewIteration):
     """What the published scheme and the engine have in common: candidates at the end."""
 
-    closing: ClassVar[float] = 0.0
-    """Share of a time limit that is kept for what follows the last step: merging and scoring."""
+    @property
+    def closing(self) -> float:
+        """Share of a time limit that is kept for what follows the last step: merging and scoring."""
+        return 0.0
 
     @property
     def recipe(self) -> str:

@@ -98,8 +98,12 @@ class Likeness:
         return self._rows(torch.arange(len(self.unit))) if self.size >= len(self.unit) else None
 
     def _rows(self, rows: Tensor) -> Tensor:
-        same = self.labels[rows, None] == self.labels[None]
-        return torch.where(same, self.unit[rows] @ self.unit.T, -1.0)
+        found = self.unit.new_full((len(rows), len(self.unit)), -1.0)
+        for label in set(self.labels.tolist()):  # with ten classes, a tenth of the products
+            (own,) = (self.labels[rows] == label).nonzero(as_tuple=True)
+            (same,) = (self.labels == label).nonzero(as_tuple=True)
+            found[own[:, None], same] = self.unit[rows[own]] @ self.unit[same].T
+        return found
 
 
 def agreements(likeness: Tensor, rows: Tensor, restarts: int) -> Tensor:
@@ -125,8 +129,15 @@ def _merged(found: Reconstruction, likenesses: Likeness, order: Tensor, scores: 
     free = torch.ones(len(found), dtype=torch.bool)
     images, duals, leaders = [], [], []
     for rows, likeness in likenesses.blocks(order):
-        for leader, alike in zip(rows.tolist(), likeness >= SAME_IMAGE, strict=True):
+        same = likeness >= SAME_IMAGE
+        for leader, alike, count in zip(rows.tolist(), same, same.sum(1).tolist(), strict=True):
             if not free[leader]:
+                continue
+            if count <= 1:  # most candidates are like no other
+                free[leader] = False
+                images.append(found.images[leader])
+                duals.append(found.duals[leader])
+                leaders.append(leader)
                 continue
             members = (alike & free).index_fill(0, torch.tensor([leader]), True)
             free &= ~members

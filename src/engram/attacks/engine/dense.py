@@ -284,6 +284,11 @@ class Engine(EngineIteration[DenseNetwork]):
             return False
         return has_background(self.posed.network.weights[0], self.scales.space.noise_std)
 
+    @property
+    def closing(self) -> float:
+        """Reading out takes time for every start."""
+        return super().closing if self._noisy_rows is None else 0.05
+
     @cached_property
     def longest(self) -> int:
         known = self.posed.update is not None

@@ -74,7 +74,6 @@ class EngineIteration(Attack, Generic[N]):
     """The iteration, on m candidates of the shape `shape`."""
 
     moved: ClassVar[str]
-    closing: ClassVar[float] = 0.02
 
     view: AttackerView[Network]
     settings: EngineSettings
@@ -138,6 +137,10 @@ class EngineIteration(Attack, Generic[N]):
     def has_background(self) -> bool:
         """Whether the weights show images on a flat background."""
         return False
+
+    @property
+    def closing(self) -> float:
+        return 0.02
 
     @property
     def longest(self) -> int:
