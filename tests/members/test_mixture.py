@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from engram.members.kkt import with_boundaries
 from engram.members.scores import combine
 from engram.scoring.curves import roc
 
@@ -54,32 +53,3 @@ def test_nothing_is_found_where_nobody_was_in_training() -> None:
 @pytest.mark.parametrize("scores", [torch.zeros(10, 2), torch.ones(10, 1), torch.eye(4)])
 def test_degenerate_scores_stay_finite(scores: Tensor) -> None:
     assert combine(scores.double()).scores.isfinite().all()
-
-
-@pytest.mark.parametrize("seed", [33, 36, 37])
-def test_boundaries_that_say_nothing_are_left_out(seed: int) -> None:
-    """A few records that lie on many boundaries by chance would be taken for the members."""
-    generator = torch.Generator().manual_seed(seed)
-    layers = torch.randn(100, 4, generator=generator).double()
-    layers[:50] += 1.5
-    chance = torch.randint(0, 2, (100,), generator=generator).double()
-    chance[50:60] = 400
-    known = torch.tensor([True, True, True, True, False])
-    misled = combine(torch.cat([layers, chance.log1p()[:, None]], 1), known).scores
-    alone = combine(layers).scores
-    assert _found(misled) < 0.5 < _found(alone)
-    torch.testing.assert_close(with_boundaries(layers, chance), alone, rtol=0, atol=0)
-
-
-def test_boundaries_that_speak_are_used() -> None:
-    generator = torch.Generator().manual_seed(0)
-    layers = torch.randn(200, 4, generator=generator).double()
-    layers[:100] += 1.0
-    counts = torch.poisson(torch.tensor([12.0, 1.0]).repeat_interleave(100), generator=generator)
-    assert _found(with_boundaries(layers, counts)) > _found(combine(layers).scores) + 0.2
-
-
-def _found(scores: torch.Tensor) -> float:
-    """The share of members, the first half, above all others."""
-    half = len(scores) // 2
-    return float((scores[:half] > scores[half:].max()).double().mean())

@@ -261,32 +261,15 @@ def membership_tests(
     own = torch.stack([score.double() for score in layers], 1)
     scores["layers"] = scores["combined"] = combine(own).scores
     if "boundaries" in scores:
+        centred = torch.arange(own.shape[1] + 1) < own.shape[1]
         # not the dual, which says what the pooled fit of the first layer says: two like scores blur the mixture
-        scores["combined"] = with_boundaries(own, scores["boundaries"])
+        scores["combined"] = combine(torch.cat([own, scores["boundaries"].log1p()[:, None]], 1), centred).scores
     if view.update is not None:
         scores["span"] = scores["combined"] = -view.update.outside(inputs).clamp(min=1e-12).log()
     scores["loss"] = -_losses(view, inputs, labels)
     n = len(train[0])
     tests = [MembershipTest(name, all_[:n], all_[n:], roc(all_[:n], all_[n:])) for name, all_ in scores.items()]
     return Membership(tuple(tests), note)
-
-
-ERRORS = 2.0
-"""Standard errors of a correlation, beyond which it is no accident."""
-
-
-def with_boundaries(own: Tensor, counts: Tensor) -> Tensor:
-    """Layer scores [n, k] and boundary counts [n] in one score, or the layers' alone.
-
-    Counts that have nothing to do with the layers' scores say nothing about members, such as those of a pruned
-    network. A mixture would take the few records with the oddest counts for the members.
-    """
-    alone, spoken = combine(own).scores, counts.double().log1p()
-    alike = float(torch.corrcoef(torch.stack([alone, spoken]))[0, 1]) if float(spoken.std()) > 0 else 0.0
-    if alike * len(own) ** 0.5 < ERRORS:
-        return alone
-    known = torch.arange(own.shape[1] + 1) < own.shape[1]
-    return combine(torch.cat([own, spoken[:, None]], 1), known).scores
 
 
 def _why_no_dual(view: AttackerView, records: int) -> str | None:
