@@ -283,6 +283,7 @@ class EngineIteration(Attack, Generic[N]):
         if not done:  # the first step computed a metric, which lasts for many
             each = (seconds - first) / (steps - 1)
             each += max(0.0, first - each) / self.settings.metric_every
+        each = max(each, 1e-9)  # a coarse clock may show none
         left = (1 - self.closing) * limit - float(state["seconds"])
         longest = min(self.longest, self.settings.steps)
         state["start_length"].fill_(next_length(within + max(0.0, left) / each, done, longest))
