@@ -145,3 +145,17 @@ def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
 def test_an_empty_budget_is_refused(steps: int, seconds: float | None) -> None:
     with pytest.raises(ConfigError, match="must be positive"):
         Budget(steps=steps, seconds=seconds)
+
+
+def test_the_first_snapshot_comes_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever watches a run sees something soon, however rarely it is written after that."""
+    monkeypatch.setattr("engram.core.loop.FIRST_SNAPSHOT", 0.0)
+    snapshots = Snapshots(path=tmp_path / "s", every_seconds=1000.0)
+    written: list[int] = []
+
+    def look(step: int, metrics: Values, state: State) -> None:
+        if snapshots.path.exists():
+            written.append(snapshots.load(repr(Halving()))[0].step)
+
+    run(Halving(), Budget(steps=4), snapshots=snapshots, observers=[look])
+    assert written == [1, 1, 1], "once after the first step, and not again"

@@ -175,3 +175,11 @@ def test_images_of_different_labels_are_not_merged() -> None:
 def test_settings_are_checked(change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineSettings(**change)  # type: ignore[arg-type]
+
+
+def test_points_on_a_line_have_scores_too() -> None:
+    """One value has no contrast; then only agreement counts."""
+    points = torch.tensor([[1.0], [3.0], [1.0], [3.0]])
+    found = consensus(Reconstruction(points, torch.ones(4), torch.tensor([0, 1, 0, 1])), 2, room=10**6)
+    assert found.scores is not None
+    assert bool(found.scores.isfinite().all())

@@ -68,7 +68,7 @@ def from_agreement(agreement: Tensor, strength: Tensor | None = None) -> Tensor:
 def strengths(found: Reconstruction) -> Tensor:
     """log(dual * contrast), relative to the median of the candidates in use, [m]."""
     sizes = found.duals.abs()
-    logs = (sizes * found.images.flatten(1).std(1)).clamp(min=1e-30).log()
+    logs = (sizes * found.images.flatten(1).std(1, correction=0)).clamp(min=1e-30).log()
     used = logs[sizes > IN_USE * sizes.max()]
     return (logs - (used.median() if len(used) else 0.0)).clamp(-FURTHEST, FURTHEST)
 
