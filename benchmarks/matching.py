@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from engram.scoring.match import score
-from engram.scoring.metrics import ssim, stretched, zscored
+from engram.scoring.metrics import ssim, stretched, vote_2023, zscored
 from engram.scoring.protocols import Buzaglo2023Protocol
 from engram.scoring.report import noise_candidates
-from engram.scoring.voting import vote_2023
 
 SHAPE = (3, 32, 32)
 

@@ -26,8 +26,7 @@ from engram.attacks.settings import KNOWN_SETTINGS, Haim2022
 from engram.cli.options import progress_bar
 from engram.core import files
 from engram.core.errors import ConfigError, EngramError, require
-from engram.core.loop import STOP, Budget, State, StepClock, StopReason, Values, run
-from engram.core.progress import Progress, silent
+from engram.core.loop import STOP, Budget, Progress, State, StepClock, StopReason, Values, run, silent
 from engram.data.sets import Split
 from engram.models.networks import Network
 from engram.models.open.door import open_view

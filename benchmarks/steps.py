@@ -30,8 +30,7 @@ from engram.attacks.settings import EngineSettings
 from engram.cli.options import progress_bar
 from engram.core import files
 from engram.core.errors import DataError, DivergedError, EngramError
-from engram.core.loop import Budget, Observer, run
-from engram.core.progress import Progress, by_steps
+from engram.core.loop import Budget, Observer, Progress, by_steps, run
 from engram.data.catalog import load
 from engram.data.choice import DataChoice
 from engram.models.networks import DenseNetwork

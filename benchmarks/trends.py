@@ -12,9 +12,8 @@ import sys
 from pathlib import Path
 
 from engram.core.errors import EngramError
-from engram.papers.catalogue import CATALOGUE
+from engram.papers.catalogue import CATALOGUE, read_records
 from engram.papers.results import trends
-from engram.papers.runner import read_records
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engram.core.loop import STOP, Budget, Snapshots, State, StepClock, StopReason, Values, run
-from engram.core.progress import by_steps, part
+from engram.core.loop import STOP, Budget, Snapshots, State, StepClock, StopReason, Values, by_steps, part, run
 from tests.core.test_loop import Halving
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engram.papers.cases import Means, Setting
-from engram.papers.runner import Run
+from engram.papers.catalogue import Run
 from engram.training.target import TargetCache
 
 

@@ -17,7 +17,7 @@ import torch
 from engram.attacks.settings import EngineSettings
 from engram.core import files
 from engram.core.errors import CheckpointError, ConfigError
-from engram.core.progress import silent
+from engram.core.loop import silent
 from engram.papers.cases import Case, CasePlan, Means, Setting, find_case, run_case
 from engram.papers.records import RECORD_FILE, Finished
 
@@ -97,7 +97,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from tests.papers.test_case import long_order
-from engram.core.progress import silent
+from engram.core.loop import silent
 from engram.papers.cases import Means, run_case
 run_case(long_order(), Means(snapshot_every=0), Path(sys.argv[1]), progress=silent)
 """

@@ -12,10 +12,9 @@ import pytest
 from engram.cli.reproduce import reproduce
 from engram.core.errors import CheckpointError, ConfigError, DataError
 from engram.papers.cases import Case
-from engram.papers.catalogue import CATALOGUE
+from engram.papers.catalogue import CATALOGUE, Run, read_records
 from engram.papers.records import Finished
 from engram.papers.results import publish
-from engram.papers.runner import Run, read_records
 from engram.render.figures import is_chart
 from tests.cli.command import engram
 

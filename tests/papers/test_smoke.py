@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engram.core.progress import silent
+from engram.core.loop import silent
 from engram.papers.attacks import SMOKE_STEPS, natural_contrast
 from engram.papers.cases import Case, run_case
-from engram.papers.catalogue import CATALOGUE, PUBLISHED
-from engram.papers.runner import Run
+from engram.papers.catalogue import CATALOGUE, PUBLISHED, Run
 from engram.training.presets import PRESETS
 
 

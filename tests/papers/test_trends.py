@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from benchmarks.trends import main
 
+from engram.papers.catalogue import SCHEMA_VERSION
 from engram.papers.results import STATEMENTS, trends, trends_table
-from engram.papers.runner import SCHEMA_VERSION
 
 GOOD = {
     "cifar50": 40,

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from engram.papers.cases import Setting
-from engram.papers.catalogue import CATALOGUE
+from engram.papers.catalogue import CATALOGUE, Run
 from engram.papers.results import publish
-from engram.papers.runner import Run
 from tests.render.browser import artefact, browser, needs_browser, opened
 
 pytestmark = [needs_browser, pytest.mark.timeout(400)]

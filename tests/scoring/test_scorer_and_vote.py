@@ -8,9 +8,17 @@ from torch import Tensor
 
 from engram.core.errors import ConfigError, DataError
 from engram.scoring.match import score
-from engram.scoring.metrics import ncc, stretched
+from engram.scoring.metrics import (
+    SCORES_AT_ONCE,
+    all_scores,
+    image_blocks,
+    ncc,
+    stretched,
+    vote_2022,
+    vote_2023,
+    vote_average,
+)
 from engram.scoring.protocols import Buzaglo2023Protocol, Haim2022Protocol, ScoringProtocol, VectorProtocol
-from engram.scoring.voting import SCORES_AT_ONCE, all_scores, image_blocks, vote_2022, vote_2023, vote_average
 
 from .cases import generator
 
@@ -48,7 +56,7 @@ def test_blocks_of_images_change_nothing(protocol: ScoringProtocol, monkeypatch:
     pixels = (images - images.min()) / (images.max() - images.min())
     mean = pixels.mean(0)
     whole = score(candidates, pixels, mean, protocol=protocol)
-    monkeypatch.setattr("engram.scoring.voting.SCORES_AT_ONCE", 110)  # two images per block
+    monkeypatch.setattr("engram.scoring.metrics.SCORES_AT_ONCE", 110)  # two images per block
     seen: list[float] = []
     split = score(
         candidates,
@@ -90,7 +98,7 @@ def loop_vote(scores: Tensor, floors: Tensor, prepared: Tensor) -> tuple[Tensor,
 def test_vote_equals_the_loop_however_it_is_summed(
     protocol: Buzaglo2023Protocol | Haim2022Protocol, chunk: int, crowded: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engram.scoring.voting.CROWDED", crowded)
+    monkeypatch.setattr("engram.scoring.metrics.CROWDED", crowded)
     images, candidates = random_problem()
     scores = all_scores(protocol.scorer(images), candidates)
     floor = protocol.floor(scores.amax(1))

@@ -16,7 +16,7 @@ from engram.attacks.reconstruction import Reconstruction
 from engram.auditing.examine import Examination, examine
 from engram.core.errors import require
 from engram.core.files import aligned
-from engram.core.progress import Progress, by_steps, silent
+from engram.core.loop import Progress, by_steps, silent
 from engram.data.sets import ImageSet, Split
 from engram.members.kkt import DensePart, Membership, membership_tests
 from engram.members.membership import margin_of

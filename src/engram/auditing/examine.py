@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import require
-from engram.core.progress import Progress, silent
-from engram.core.progress import part as part_of
+from engram.core.loop import Progress, silent
+from engram.core.loop import part as part_of
 from engram.members.kkt import KKT, DensePart, kkt
 from engram.models.networks import Network
 from engram.models.row_space import RowSpace

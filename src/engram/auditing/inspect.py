@@ -15,7 +15,7 @@ from engram.attacks.engine.closed_form import parameters
 from engram.attacks.engine.self_tuning import derive_scales
 from engram.attacks.settings import EngineSettings
 from engram.core.errors import require
-from engram.core.progress import Progress, silent
+from engram.core.loop import Progress, silent
 from engram.models.networks import ConvNetwork, DenseNetwork, Network
 from engram.models.row_space import SAFETY, RowSpace, find_row_space, marchenko_pastur_quantile, noise_level
 from engram.models.tasks import Binary

@@ -17,7 +17,7 @@ from engram.auditing.verdict import Outcome, in_doubt, kind_of_target
 from engram.auditing.visuals import roc_chart
 from engram.core import files
 from engram.core.errors import require
-from engram.core.progress import Progress, silent
+from engram.core.loop import Progress, silent
 from engram.core.runs import versions
 from engram.data.sets import ImageSet
 from engram.members.membership import MembershipRecord, membership, task_of

@@ -29,7 +29,7 @@ from engram.auditing.preprocessing import doubts as doubts_about
 from engram.auditing.record import AttackSummary, AuditRecord, Timeline
 from engram.auditing.verdict import decide, judge
 from engram.core.errors import ConfigError
-from engram.core.progress import Progress, by_share, silent
+from engram.core.loop import Progress, by_share, silent
 from engram.core.runs import versions
 from engram.data.sets import Split
 from engram.members.kkt import dense_part

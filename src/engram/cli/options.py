@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from engram.core.progress import Progress
+    from engram.core.loop import Progress
     from engram.models.networks import Network
     from engram.models.view import AttackerView
 

@@ -90,7 +90,7 @@ def reconstruct(
 ) -> None:
     """Reconstruct training images from the weights alone; needs no training data."""
     from engram.attacks.registry import make_attack
-    from engram.core.progress import by_share
+    from engram.core.loop import by_share
     from engram.pipeline import attack
 
     given = remembered(context, out, resume=resume)

@@ -85,7 +85,7 @@ def reproduce(
 
 def _run(chosen: list[Experiment], setting: Setting, out: Path, *, keep_going: bool) -> int:
     """Run the experiments; how many failed."""
-    from engram.papers.runner import Run
+    from engram.papers.catalogue import Run
 
     with progress_bar() as progress:
         run = Run(out, setting, typer.echo, progress)

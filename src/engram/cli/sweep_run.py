@@ -18,7 +18,7 @@ from engram.cli.options import progress_bar
 from engram.cli.score import show_report
 from engram.core.errors import ConfigError, EngramError
 from engram.core.files import write_bytes, write_json
-from engram.core.progress import TensorBoard, WeightsAndBiases
+from engram.core.loop import TensorBoard, WeightsAndBiases
 from engram.core.runs import RunDirectory
 from engram.data.sets import Split
 from engram.models.networks import Network

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from engram.core.errors import ConfigError, DataError, require
 
 if TYPE_CHECKING:
-    from engram.core.progress import Progress
+    from engram.core.loop import Progress
     from engram.data.sets import ImageSet
 
 

@@ -21,7 +21,7 @@ from engram.auditing.comparison import Samples
 from engram.auditing.preprocessing import Preprocessing
 from engram.core import files
 from engram.core.errors import CheckpointError, ConfigError, require
-from engram.core.progress import Progress, silent
+from engram.core.loop import Progress, silent
 from engram.data.choice import DataChoice
 from engram.data.sets import ImageSet, largest
 from engram.defences.exposure import Exposure, Opened, Subject

@@ -22,7 +22,7 @@ from engram.auditing.run import run_audit
 from engram.auditing.verdict import chance_of
 from engram.core.errors import ConfigError, require
 from engram.core.files import aligned
-from engram.core.progress import Progress, silent
+from engram.core.loop import Progress, silent
 from engram.data.sets import ImageSet, Split, numbered
 from engram.members.kkt import Membership, dense_part
 from engram.members.layers import as_fed, readable_layers

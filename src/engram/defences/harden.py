@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from engram.auditing.comparison import Samples
 from engram.core import files
 from engram.core.errors import CheckpointError, ConfigError, require
-from engram.core.progress import Progress, part, silent
+from engram.core.loop import Progress, part, silent
 from engram.data.sets import ImageSet
 from engram.defences.exposure import Exposure, Opened, Subject, Wish, distinct, worst
 from engram.defences.mends import families, parse_mend

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engram.core.errors import ConfigError, optional, require
-from engram.core.progress import Progress, silent
+from engram.core.loop import Progress, silent
 from engram.data.choice import DataChoice
 from engram.members.layers import as_fed
 from engram.models.tasks import Regression, Task

@@ -25,7 +25,7 @@ from engram.attacks.engine.closed_form import Pass, parameters, run_pass
 from engram.attacks.engine.convolutional import PROBES, smooth_noise
 from engram.attacks.engine.self_tuning import PIXEL_STD
 from engram.core.errors import ConfigError, require
-from engram.core.progress import Progress, silent
+from engram.core.loop import Progress, silent
 from engram.members.scores import combine
 from engram.models.networks import ConvNetwork, DenseNetwork, Network
 from engram.models.tasks import Binary, Multiclass, Task

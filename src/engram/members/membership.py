@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from engram.core import files
 from engram.core.errors import ConfigError, require
-from engram.core.progress import Progress, silent
+from engram.core.loop import Progress, silent
 from engram.members.layers import Margin, as_fed
 from engram.members.pool import Control, Pool, Records
 from engram.members.scores import ChunkStore, Runner, combine, in_process, score_layers

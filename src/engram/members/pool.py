@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engram.core.errors import ConfigError, require
-from engram.core.progress import Progress, silent
+from engram.core.loop import Progress, silent
 from engram.scoring.curves import Roc, roc
 
 Batches = Iterable[Sequence[Tensor]]

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from engram.core import files
 from engram.core.errors import CheckpointError, ConfigError, require
-from engram.core.progress import Progress, part, silent
+from engram.core.loop import Progress, part, silent
 from engram.members.layers import Layer, LayerPass, Margin, passes, readable_layers
 from engram.members.matched_filter import INTERFERENCE, MOST_RECORDS, MOST_VALUES, WIDEST, LayerFilter, PooledFit
 from engram.members.pool import Pool

@@ -15,8 +15,7 @@ from engram.attacks.reconstruction import Reconstruction
 from engram.attacks.registry import make_attack
 from engram.attacks.settings import KNOWN_SETTINGS, EngineSettings, Haim2022, default_settings
 from engram.core import files
-from engram.core.loop import Budget, Snapshots, run
-from engram.core.progress import Progress, by_share, by_steps, part, silent
+from engram.core.loop import Budget, Progress, Snapshots, by_share, by_steps, part, run, silent
 from engram.core.runs import RunDirectory
 from engram.data.sets import Split
 from engram.models.networks import DenseNetwork, Network

@@ -22,7 +22,7 @@ from torch import Tensor
 from engram.attacks.settings import Haim2022
 from engram.core import files
 from engram.core.errors import require
-from engram.core.progress import Progress, part
+from engram.core.loop import Progress, part
 from engram.core.runs import RunDirectory, commit, versions
 from engram.data.sets import Split, centred
 from engram.models.networks import ConvNetwork, Network

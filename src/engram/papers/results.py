@@ -11,9 +11,8 @@ from typing import Any
 
 from engram.core import files
 from engram.core.errors import CheckpointError
-from engram.papers.catalogue import AS_PUBLISHED, CATALOGUE
+from engram.papers.catalogue import AS_PUBLISHED, CATALOGUE, read_records
 from engram.papers.records import GOOD, NEAR
-from engram.papers.runner import read_records
 from engram.render.figures import is_chart
 from engram.render.html import Cell, Exhibit, Table, render_papers
 from engram.training.presets import DECAYS

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import require
-from engram.core.progress import Progress, part, silent
-from engram.scoring.metrics import require_same_shape
-from engram.scoring.voting import Scorer, all_scores, image_blocks, vote_average
+from engram.core.loop import Progress, part, silent
+from engram.scoring.metrics import Scorer, all_scores, image_blocks, require_same_shape, vote_average
 
 if TYPE_CHECKING:
     from engram.scoring.protocols import ScoringProtocol

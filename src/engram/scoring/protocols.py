@@ -14,8 +14,7 @@ from torch import Tensor
 
 from engram.core.errors import require
 from engram.scoring.match import Threshold
-from engram.scoring.metrics import half_resolution, ssim, stretched, zscored
-from engram.scoring.voting import Scorer, vote_2022, vote_2023
+from engram.scoring.metrics import Scorer, half_resolution, ssim, stretched, vote_2022, vote_2023, zscored
 
 IMAGE_THRESHOLDS = (Threshold("ssim", 0.4), Threshold("ncc", 0.8), Threshold("ncc", 0.9))
 VECTOR_THRESHOLDS = (Threshold("relative_l2", 0.1), Threshold("relative_l2", 0.3), *IMAGE_THRESHOLDS[1:])

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import require
-from engram.core.progress import Progress, silent
+from engram.core.loop import Progress, silent
 from engram.scoring.match import Assignment, MatchTable, Threshold, score
 from engram.scoring.protocols import ScoringProtocol
 

@@ -20,7 +20,7 @@ from engram.attacks.engine.consensus import SAME_IMAGE, confidence, from_agreeme
 from engram.attacks.reconstruction import Reconstruction
 from engram.core import files
 from engram.core.errors import EngramError
-from engram.core.progress import Progress, silent
+from engram.core.loop import Progress, silent
 from engram.core.runs import RunDirectory, versions, write_index
 from engram.data.sets import Split
 from engram.pipeline import compare, default_protocol

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from engram.core.errors import require
-from engram.core.loop import Observer, State, Values
-from engram.core.progress import Progress, by_steps
+from engram.core.loop import Observer, Progress, State, Values, by_steps
 from engram.models.architecture import Architecture
 from engram.models.networks import ConvNetwork, DenseNetwork, N_co
 

@@ -1,7 +1,6 @@
 """Task: what the network's outputs mean. It defines the labels, the margin, and the sign and shape of the duals.
 
-base     what every task provides
-kinds    binary, multiclass (runner-up or all pairs of classes), regression
+kinds    what every task provides; binary, multiclass (runner-up or all pairs of classes), regression
 
 Nothing outside this package asks how many outputs a network has.
 """
@@ -9,8 +8,7 @@ Nothing outside this package asks how many outputs a network has.
 from __future__ import annotations
 
 from engram.core.errors import ConfigError
-from engram.models.tasks.base import Task
-from engram.models.tasks.kinds import Binary, Multiclass, MulticlassPairs, Regression
+from engram.models.tasks.kinds import Binary, Multiclass, MulticlassPairs, Regression, Task
 
 __all__ = [
     "TASK_NAMES",
