@@ -44,8 +44,11 @@ def hardened(leaky: nn.Module) -> Any:
 
 def test_a_leaky_model_is_mended(hardened: Any) -> None:
     assert hardened.reached
-    assert hardened.before.members > 0.5
+    # A rate without a false alarm hangs on the one highest control, and so on how a processor rounds.
+    assert hardened.before.members > 0.2
+    assert hardened.before.auc > 0.75
     assert hardened.after.members <= 0.2
+    assert hardened.after.auc < hardened.before.auc
     assert hardened.after.accuracy > 1.5 / CLASSES
     assert "directions" in hardened.sentence
 
