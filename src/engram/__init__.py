@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from engram.attacks.settings import Buzaglo2023 as Buzaglo2023
     from engram.attacks.settings import EngineSettings as EngineSettings
     from engram.attacks.settings import Haim2022 as Haim2022
+    from engram.auditing.policy import Decision as Decision
+    from engram.auditing.policy import Policy as Policy
     from engram.auditing.record import AuditRecord as AuditRecord
     from engram.auditing.run import audit as audit
     from engram.data.choice import DataChoice as DataChoice
@@ -57,6 +59,7 @@ _HOMES = {
     "Buzaglo2023": "engram.attacks.settings",
     "ConvSpec": "engram.training.recipe",
     "DataChoice": "engram.data.choice",
+    "Decision": "engram.auditing.policy",
     "Defence": "engram.defences.training",
     "DefenceTable": "engram.defences.table",
     "EngineSettings": "engram.attacks.settings",
@@ -66,6 +69,7 @@ _HOMES = {
     "MembershipRecord": "engram.members.membership",
     "Multiclass": "engram.models.tasks",
     "MulticlassPairs": "engram.models.tasks",
+    "Policy": "engram.auditing.policy",
     "Recipe": "engram.training.recipe",
     "Reconstruction": "engram.attacks.reconstruction",
     "Regression": "engram.models.tasks",

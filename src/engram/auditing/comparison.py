@@ -219,8 +219,8 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "train": {"name": self.data.train.name, "records": len(self.data.train)},
-            "held_out": _described(self.data),
+            "train": _described(self.data.train),
+            "held_out": _described(self.data.held_out),
             "accuracy": self.accuracy,
             "warnings": list(self.warnings),
             "doubts": list(self.doubts),
@@ -341,8 +341,8 @@ def _row(lists: dict[str, Any], row: int) -> dict[str, Any]:
     return {name: None if column is None else _plain(column[row]) for name, column in lists.items()}
 
 
-def _described(data: Split) -> dict[str, Any] | None:
-    return {"name": data.held_out.name, "records": len(data.held_out)} if len(data.held_out) else None
+def _described(data: ImageSet) -> dict[str, Any] | None:
+    return {"name": data.name, "records": len(data), "sha256": data.digest()} if len(data) else None
 
 
 def _plain(value: Any) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from engram.auditing.comparison import LEARNT
@@ -73,6 +75,7 @@ class MembershipReport:
     """Why no attack tried to reconstruct images, where an audit wanted it."""
     doubts: tuple[str, ...] = ()
     """What is probably wrong about how the model was read."""
+    weights_sha256: str | None = None
 
     @property
     def outcome(self) -> Outcome:
@@ -99,7 +102,14 @@ class MembershipReport:
             "outcome": self.outcome,
             "sentence": self.sentence,
             "model": self.model,
-            "data": {"train": self.train.name, "held_out": self.held_out.name, "mean": self.preprocessing.name},
+            "weights_sha256": self.weights_sha256,
+            "data": {
+                "train": self.train.name,
+                "held_out": self.held_out.name,
+                "mean": self.preprocessing.name,
+                "train_sha256": self.train.digest(),
+                "held_out_sha256": self.held_out.digest(),
+            },
             "accuracy": self.preprocessing.accuracy,
             "warnings": list(self.warnings),
             "doubts": list(self.doubts),
@@ -186,7 +196,18 @@ def run_membership(
         snapshot_every=snapshot_every,
         progress=progress,
     )
-    return MembershipReport(name, record, train, held_out, chosen, command, not_tried, found)
+    digest = _digest(model) if view is None else view.network.digest()
+    return MembershipReport(name, record, train, held_out, chosen, command, not_tried, found, digest)
+
+
+def _digest(model: nn.Module) -> str:
+    """SHA-256 of the names and values of a module's state."""
+    found = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        found.update(name.encode())
+        if isinstance(value, Tensor):
+            found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def page_of(report: MembershipReport) -> Page:

@@ -6,7 +6,8 @@ import csv
 import io
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from pydantic import TypeAdapter, ValidationError
 from engram.attacks.reconstruction import Attack, Reconstruction
 from engram.auditing.comparison import SURE, Baseline, BlindView, Comparison, Risk
 from engram.auditing.inspect import Description
-from engram.auditing.verdict import AuditVerdict, Verdict, inspection_record
+from engram.auditing.verdict import NOTHING_LEARNT, AuditVerdict, Verdict, inspection_record
 from engram.core import files
-from engram.core.loop import State, StepClock, Values
+from engram.core.loop import State, StepClock, StopReason, Values
 from engram.data.sets import Split
 from engram.models.networks import ConvNetwork, Network
 from engram.models.view import AttackerView
@@ -217,3 +218,116 @@ def _risk_order(risk: Risk) -> tuple[bool, float, float]:
 
 def _finite(value: float) -> float | None:
     return value if value == value else None
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What a report says that rules ask for; None where it was not measured."""
+
+    mode: str
+    audited: dict[str, Any]
+    ran: frozenset[str]
+    not_tried: str | None = None
+    """Why reconstruction was not tried."""
+    records: int | None = None
+    controls: int | None = None
+    hits: int | None = None
+    control_hits: int | None = None
+    curve: tuple[list[float], list[float]] | None = None
+    """False- and true-positive rates of the membership test."""
+    epsilon: float | None = None
+    accuracy: float | None = None
+    seconds: float | None = None
+    confidence: tuple[float, ...] | None = None
+    unjudged: str | None = None
+    """Why the confidence of the candidates says nothing."""
+    nothing_learnt: bool = False
+    doubts: tuple[str, ...] = ()
+    control_doubts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, report: Mapping[str, Any]) -> Evidence:
+        if report.get("mode") == "membership only":
+            return cls._of_membership(report["membership"], report["not_tried"]["reconstruction"])
+        if "epsilon_lower" in report and "layers" in report:
+            return cls._of_membership(report, "engram membership does not try it")
+        return cls._of_audit(report)
+
+    @classmethod
+    def _of_membership(cls, found: Mapping[str, Any], not_tried: str) -> Evidence:
+        data = found["data"]
+        return cls(
+            mode="membership only",
+            audited={
+                "model": found["model"],
+                "weights_sha256": found.get("weights_sha256"),
+                "train": {"name": data["train"], "records": found["records"], "sha256": data.get("train_sha256")},
+                "held_out": {
+                    "name": data["held_out"],
+                    "records": found["held_out"],
+                    "sha256": data.get("held_out_sha256"),
+                },
+                "seeds": {},
+                "versions": found["versions"],
+                "command": found["command"],
+            },
+            ran=frozenset({"membership"}),
+            not_tried=not_tried,
+            records=int(found["records"]),
+            controls=int(found["held_out"]),
+            curve=(found["fpr"], found["tpr"]),
+            epsilon=float(found["epsilon_lower"]),
+            accuracy=float(found["accuracy"]),
+            doubts=tuple(found["doubts"]),
+            control_doubts=tuple(found["control"]["warnings"]),
+        )
+
+    @classmethod
+    def _of_audit(cls, report: Mapping[str, Any]) -> Evidence:
+        attack, found, reach = report["attack"], report["comparison"], report["inspection"]["verdict"]
+        inverted = [one for one in report["baselines"] if one["name"] == "model inversion"]
+        settings = {"attack": attack["settings"], **{one["name"]: one["settings"] for one in inverted}}
+        planned = attack["settings"].get("seconds") or 0.0
+        cut_short = attack["message"].startswith(StopReason.TIME_LIMIT.value)
+        confidence = report["candidates"]["confidence"]
+        blind = cls(
+            mode=report["mode"],
+            audited={
+                "model": report["model"]["name"],
+                "weights_sha256": report["model"]["weights_sha256"],
+                "train": None if found is None else found["train"],
+                "held_out": None if found is None else found["held_out"],
+                "seeds": {name: one["seed"] for name, one in settings.items() if "seed" in one},
+                "versions": report["versions"],
+                "command": report["command"],
+            },
+            ran=frozenset({"reconstruction", *(("model inversion",) if inverted else ())}),
+            seconds=attack["seconds"] if cut_short else max(attack["seconds"], planned),
+            confidence=None if confidence is None else tuple(one or 0.0 for one in confidence),
+            unjudged=report["verdict"]["sentence"]
+            if report["verdict"]["outcome"] == "not enough evidence"
+            else None,
+            nothing_learnt=reach["decided_by"] in NOTHING_LEARNT and not reach["in_reach"],
+        )
+        if found is None:
+            return blind
+        row, membership = found["scores"]["counts"][found["threshold"]], found["membership"]
+        with_data = replace(
+            blind,
+            records=int(found["train"]["records"]),
+            hits=int(row["train"]),
+            accuracy=float(found["accuracy"]),
+            doubts=tuple(found["doubts"]),
+        )
+        if membership is None:
+            return with_data
+        combined = membership["tests"]["combined"]
+        return replace(
+            with_data,
+            ran=blind.ran | {"membership"},
+            controls=int(found["held_out"]["records"]),
+            control_hits=int(row["held_out"]),
+            curve=(combined["fpr"], combined["tpr"]),
+            epsilon=float(membership["epsilon_lower"]),
+            control_doubts=tuple(found["control"]["warnings"]),
+        )

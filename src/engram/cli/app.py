@@ -8,7 +8,19 @@ from typing import Annotated
 
 import typer
 
-from engram.cli import audit, data, defences, inspect, membership, reconstruct, reproduce, score, sweep, train
+from engram.cli import (
+    audit,
+    data,
+    defences,
+    inspect,
+    membership,
+    policy,
+    reconstruct,
+    reproduce,
+    score,
+    sweep,
+    train,
+)
 
 app = typer.Typer(
     name="engram",
@@ -41,6 +53,7 @@ def _root(
 app.command("demo", epilog=audit.DEMO_EXAMPLES)(audit.demo)
 app.command("audit", epilog=audit.EXAMPLES)(audit.audit)
 app.command("membership", epilog=membership.EXAMPLES)(membership.membership)
+app.add_typer(policy.app, name="policy")
 app.command("harden", epilog=defences.EXAMPLES)(defences.harden)
 app.command("defend", epilog=defences.DEFEND_EXAMPLES)(defences.defend)
 app.add_typer(data.app, name="data")

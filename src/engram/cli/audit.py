@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,8 +11,9 @@ import typer
 
 from engram.cli import options as opt
 from engram.cli.data import loaded_records
-from engram.cli.membership import DOUBT_EXIT_CODE, LEAK_EXIT_CODE, ask
+from engram.cli.membership import ask
 from engram.cli.options import progress_bar, remember, remembered
+from engram.cli.policy import DOUBT_EXIT_CODE, LEAK_EXIT_CODE, apply_policy, chosen_policy
 from engram.cli.score import show_report, write_pairs
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ EXAMPLES = (
     "Examples: engram audit model.pt --input-shape 3x32x32 -o runs/blind; "
     "engram audit model.pt --input-shape 3x32x32 --data folder:my_training_images -n 500 "
     "--held-out folder:other_images --budget 5m -o runs/audit; "
-    "engram audit runs/gate --with-data --fail-on-leak -o runs/gate-audit"
+    "engram audit runs/gate --with-data --policy policy.toml --explain -o runs/gate-audit"
 )
 
 
@@ -69,6 +68,8 @@ def audit(
     fail_on_leak: Annotated[
         bool, typer.Option("--fail-on-leak", help="Exit with 3 if a leak is found or suspected, for CI.")
     ] = False,
+    policy: opt.PolicyFile = None,
+    explain: opt.Explain = False,
     device: opt.Device = "cpu",
     resume: opt.Resume = False,
     snapshot_every: opt.SnapshotEvery = 20.0,
@@ -78,7 +79,8 @@ def audit(
     Without data: what an attacker would get. With --data (or --with-data): which of your records leak, compared
     with a control of held-out images. Writes report.html, report.json (docs/report-schema.md), risk.csv and the
     run's own files. The exit code is 0 whatever is found; with --fail-on-leak 3 for a leak found or suspected and
-    4 if the model was probably read wrongly; 1 for an error.
+    4 if the model was probably read wrongly; with --policy 3 for fail and 4 for not enough evidence; 1 for an
+    error.
     """
     from engram.attacks.registry import make_attack
     from engram.auditing.comparison import inversion_settings
@@ -86,9 +88,12 @@ def audit(
     from engram.auditing.run import run_audit
 
     given = remembered(context, out, resume=resume)
+    gate = chosen_policy(given["policy"], explain=explain, fail_on_leak=fail_on_leak)
     if given["model_code"] is not None:
         found = readable_or_asked(model, given, out, device)
         if isinstance(found, MembershipReport):
+            if gate is not None:
+                apply_policy(gate, out, found.audit_json(), explain=explain)
             if fail_on_leak and found.record.leaks:
                 raise typer.Exit(LEAK_EXIT_CODE)
             return
@@ -112,10 +117,12 @@ def audit(
             resume=resume,
             snapshot_every=snapshot_every,
             progress=progress,
-            command=shlex.join(["engram", *sys.argv[1:]]),
+            command=opt.command_line(out, resume=resume),
             doubts=doubted,
         )
     show(record, out)
+    if gate is not None:
+        apply_policy(gate, out, record.to_json(), explain=explain)
     if fail_on_leak and record.verdict.leaks:
         raise typer.Exit(LEAK_EXIT_CODE)
     if fail_on_leak and record.verdict.outcome == "not enough evidence":

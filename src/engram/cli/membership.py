@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +12,7 @@ import typer
 from engram.cli import options as opt
 from engram.cli.data import loaded_records
 from engram.cli.options import progress_bar, remember, remembered
+from engram.cli.policy import DOUBT_EXIT_CODE, LEAK_EXIT_CODE, apply_policy, chosen_policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from engram.models.networks import Network
     from engram.models.view import AttackerView
 
-LEAK_EXIT_CODE, DOUBT_EXIT_CODE = 3, 4
 EXAMPLES = (
     "Examples: engram membership model.pt --input-shape 3x32x32 --data npz:train.npz --held-out npz:held.npz "
     "-o runs/members; "
@@ -61,6 +59,8 @@ def membership(
     fail_on_leak: Annotated[
         bool, typer.Option("--fail-on-leak", help="Exit with 3 if a leak is found, for CI.")
     ] = False,
+    policy: opt.PolicyFile = None,
+    explain: opt.Explain = False,
     jobs: Annotated[
         int, typer.Option("-j", "--jobs", min=1, help="Processes; the result is the same for any number.")
     ] = 1,
@@ -74,11 +74,12 @@ def membership(
     No shadow models are trained. Writes report.html, membership.json and membership.csv (a score and a p-value for
     every record). Without -n, all records of --data are training records and all of --held-out are controls. The
     exit code is 0 whatever is found; with --fail-on-leak 3 for a leak and 4 if the model was probably read
-    wrongly; 1 for an error.
+    wrongly; with --policy 3 for fail and 4 for not enough evidence; 1 for an error.
     """
     from engram.core.errors import ConfigError
 
     given = remembered(context, out, resume=resume)
+    gate = chosen_policy(given["policy"], explain=explain, fail_on_leak=fail_on_leak)
     module, view = opened(model, given)
     meaning = given["task"] if view is None else view.task.name
     shape = None if view is None else view.input_shape
@@ -98,6 +99,8 @@ def membership(
             run=run,
             options=given,
         )
+    if gate is not None:
+        apply_policy(gate, out, report.to_json(), explain=explain)
     if fail_on_leak and report.record.leaks:
         raise typer.Exit(LEAK_EXIT_CODE)
     if fail_on_leak and report.doubts:
@@ -145,7 +148,7 @@ def ask(
             normalize=given["normalize"],
             view=view,
             batch=given.get("batch", 64),
-            command=shlex.join(["engram", *sys.argv[1:]]),
+            command=opt.command_line(out, resume=resume),
             not_tried=not_tried,
             run=run or in_process,
             directory=out,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -146,6 +148,16 @@ WithData = Annotated[
 Time = Annotated[str | None, typer.Option("--budget", help="Time for the attack: 30s, 5m, 1h.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 Device = Annotated[str, typer.Option("--device", help="Where to compute: cpu, cuda or mps.")]
+PolicyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--policy",
+        metavar="FILE",
+        help="Decide by this policy (`engram policy init` writes one): exit with 0 for pass, 3 for fail, 4 for "
+        "not enough evidence; writes decision.json.",
+    ),
+]
+Explain = Annotated[bool, typer.Option("--explain", help="Show every rule of the policy, and how it was judged.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume from the last snapshot in the output directory.")]
 
 Set = Annotated[
@@ -248,6 +260,7 @@ OF_THE_MOMENT = {
     "device",
     "snapshot_every",
     "fail_on_leak",
+    "explain",
     "cache",
     "show_list",
 }
@@ -274,8 +287,8 @@ IN_THE_RECORD = {
     "settings",
 }
 """If left out, the run chose these itself; what is given now is compared with the values in its run.json."""
-MAY_MOVE = {"data_root"}
-"""Paths that are remembered but may differ: the data may be elsewhere now."""
+MAY_MOVE = {"data_root", "policy"}
+"""Paths that are remembered but may differ: the data may be elsewhere now, and the policy another one."""
 
 
 def remembered(context: typer.Context, out: Path, *, resume: bool) -> dict[str, Any]:
@@ -300,6 +313,13 @@ def remembered(context: typer.Context, out: Path, *, resume: bool) -> dict[str, 
     return options
 
 
+def command_line(out: Path, *, resume: bool) -> str:
+    """The command as typed; of a resumed run, the one that started it, which repeats it."""
+    where = out / OPTIONS_FILE
+    started = _read(where).get("command") if resume and where.exists() else None
+    return started if isinstance(started, str) else shlex.join(["engram", *sys.argv[1:]])
+
+
 def is_given(context: typer.Context, name: str) -> bool:
     """Whether an option was typed, rather than left to its default."""
     source = context.get_parameter_source(name)
@@ -317,7 +337,7 @@ def remember(options: Mapping[str, Any], out: Path, *, resume: bool) -> None:
     if not resume:
         require_free(out)
     kept = {name: _plain(value) for name, value in options.items() if name not in OF_THE_MOMENT}
-    write_json(out / OPTIONS_FILE, kept)
+    write_json(out / OPTIONS_FILE, {**kept, "command": command_line(out, resume=False)})
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -49,6 +50,13 @@ class ImageSet:
     def shape(self) -> tuple[int, ...]:
         """Shape of one image, e.g. (3, 32, 32)."""
         return tuple(self.images.shape[1:])
+
+    def digest(self) -> str:
+        """SHA-256 of shape, values and labels: identifies the records of a result."""
+        found = hashlib.sha256(repr(tuple(self.images.shape)).encode())
+        for part in (self.images, self.labels):
+            found.update(part.contiguous().numpy().ravel().data)
+        return found.hexdigest()
 
     def take(self, indices: Tensor) -> ImageSet:
         """The images at `indices`, in that order."""

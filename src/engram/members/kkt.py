@@ -14,7 +14,8 @@ here also holds for that part of the network (`DensePart`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from engram.members.scores import combine
 from engram.models.networks import ConvNetwork, DenseNetwork, Network
 from engram.models.tasks import Binary, Multiclass, Task
 from engram.models.view import AttackerView
-from engram.scoring.curves import Roc, roc
+from engram.scoring.curves import CONFIDENCE, DELTA, RATES, Roc, clopper_pearson, epsilon_lower, roc
 
 ON_BOUNDARY = 0.002
 """A sample this close to a neuron's boundary, in units of the input, is on it: training pushed it there."""
@@ -223,8 +224,22 @@ class Membership:
     def __getitem__(self, name: str) -> MembershipTest:
         return next(test for test in self.tests if test.name == name)
 
+    @cached_property
+    def epsilon_lower(self) -> float:
+        """By the combined test."""
+        return epsilon_lower(self["combined"].train, self["combined"].held_out)
+
     def to_json(self) -> dict[str, Any]:
-        return {"tests": {test.name: test.roc.to_json() for test in self.tests}, "note": self.note}
+        combined, n = self["combined"], len(self["combined"].train)
+        bounds = {f"{rate:g}": asdict(clopper_pearson(round(combined.roc.at(rate) * n), n)) for rate in RATES}
+        return {
+            "tests": {test.name: test.roc.to_json() for test in self.tests},
+            "note": self.note,
+            "tpr_bounds": bounds,
+            "epsilon_lower": self.epsilon_lower,
+            "delta": DELTA,
+            "confidence": CONFIDENCE,
+        }
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ And what finitely many records prove: bounds of a rate, p-values of records, a l
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -42,6 +43,42 @@ def clopper_pearson(hits: int, trials: int, *, confidence: float = CONFIDENCE) -
     low = 0.0 if hits == 0 else float(beta.ppf(tail, hits, trials - hits + 1))
     high = 1.0 if hits == trials else float(beta.ppf(1 - tail, hits + 1, trials - hits))
     return Interval(hits / trials, low, high)
+
+
+def chance_of_more(most: int, chances: Sequence[float]) -> float:
+    """The probability that more than `most` of independent events happen.
+
+    >>> round(chance_of_more(0, [0.5, 0.5]), 3), chance_of_more(1, [1.0])
+    (0.75, 0.0)
+    """
+    if most >= len(chances):
+        return 0.0
+    counts = [1.0, *most * [0.0]]  # the probability of 0, 1, ..., most so far
+    for chance in chances:
+        before = [0.0, *counts[:-1]]
+        counts = [old * (1 - chance) + less * chance for old, less in zip(counts, before, strict=True)]
+    return 1 - sum(counts)
+
+
+def rate_bounds(n: int, k: int, rate: float, false: Sequence[float], true: Sequence[float]) -> Interval:
+    """The share of n members identified at a false-positive rate, bounded at 95 % confidence with a control of k.
+
+    `false` and `true` are a ROC. The control only estimates the false-positive rate of a threshold. Low: at the
+    usual threshold, less the false alarms that k records can't rule out. High: at the threshold where false alarms
+    are at least `rate` with 97.5 % confidence, so that the share at `rate` itself is smaller.
+
+    >>> print(rate_bounds(100, 100, 0.0, [0.0, 0.0, 1.0], [0.0, 0.5, 1.0]))
+    Interval(rate=0.5, low=0.362..., high=0.601...)
+    """
+
+    def members(alarms: int) -> int:
+        return round(n * max(one for alarm, one in zip(false, true, strict=True) if alarm * k <= alarms + 1e-6))
+
+    allowed = math.floor(rate * k + 1e-6)
+    usual = clopper_pearson(members(allowed), n)
+    unseen = max(0.0, clopper_pearson(allowed, k).high - rate)
+    cautious = 0 if rate == 0 else next((j for j in range(allowed, k) if clopper_pearson(j + 1, k).low >= rate), k)
+    return Interval(usual.rate, max(0.0, usual.low - unseen), clopper_pearson(members(cautious), n).high)
 
 
 def p_values(scores: Tensor, controls: Tensor, *, are_controls: bool = False) -> Tensor:
@@ -86,6 +123,17 @@ def _epsilon(members: Tensor, others: Tensor, threshold: float, delta: float) ->
     true = clopper_pearson(int((members >= threshold).sum()), len(members)).low
     false = clopper_pearson(int((others >= threshold).sum()), len(others)).high
     return math.log((true - delta) / false) if true > delta else -math.inf
+
+
+def largest_epsilon(records: int, controls: int) -> float:
+    """The bound if every member scored above every control: half of them judge.
+
+    >>> round(largest_epsilon(100, 100), 2)
+    2.57
+    """
+    n, k = records - records // 2, controls - controls // 2
+    true, false = clopper_pearson(n, n).low, clopper_pearson(0, k).high
+    return math.log((true - DELTA) / false) if true > DELTA else 0.0
 
 
 RATES = (0.0, 0.001, 0.01)
