@@ -12,7 +12,7 @@ from torch import nn
 
 import engram
 from engram.attacks.reconstruction import Reconstruction
-from engram.auditing.page import values_section
+from engram.auditing.visuals import values_section
 from engram.core.errors import DataError
 from engram.data.catalog import load
 from engram.data.own_files import load_csv, load_safetensors

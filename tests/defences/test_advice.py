@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engram.auditing.page import advice_section
 from engram.auditing.verdict import MEASURED, TARGETS, Measured, kind_of_target
+from engram.auditing.visuals import advice_section
 from engram.render.html import shown
 from tests.cases import view
 from tests.test_documented_commands import require_options

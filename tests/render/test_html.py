@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engram.render.html import Gallery, Page, Picture, Section, Table, Tile, data_uri, render
-from engram.render.svg import Axis, Series, chart
+from engram.render.svg import Axis, Chart, Series
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&"
 
@@ -31,7 +31,7 @@ def test_it_contains_everything_and_loads_nothing() -> None:
 def test_untrusted_names_are_escaped() -> None:
     table = Table([HOSTILE], [[HOSTILE]], HOSTILE, sortable=True)
     picture = Picture(data_uri(torch.zeros(1, 2, 2)), HOSTILE, HOSTILE)
-    drawn = chart(HOSTILE, Axis(HOSTILE, 0, 1), Axis("y", 0, 1), [Series(HOSTILE, [0], [1])], summary=HOSTILE)
+    drawn = Chart(HOSTILE, Axis(HOSTILE, 0, 1), Axis("y", 0, 1), [Series(HOSTILE, [0], [1])], summary=HOSTILE)
     gallery = Gallery([picture], 1, has_originals=False)
     section = Section("x", HOSTILE, [HOSTILE], [drawn], gallery, [table], [HOSTILE])
     text = render(page(section, title=HOSTILE))
@@ -75,7 +75,7 @@ def test_the_templates_are_package_data() -> None:
 
 def test_the_legend_is_inside_the_picture() -> None:
     series = [Series(name, [0, 1], [0, 1]) for name in ("training", "", "held-out")]
-    drawn = chart("t", Axis("x", 0, 1), Axis("y", 0, 1), series, summary="s")
+    drawn = Chart("t", Axis("x", 0, 1), Axis("y", 0, 1), series, summary="s").__html__()
     heights = [float(y) for y in re.findall(r'<text x="[^"]*" y="([^"]*)"', drawn)]
     found = re.search(r'viewBox="0 0 460 (\d+)"', drawn)
     assert found is not None
@@ -84,9 +84,8 @@ def test_the_legend_is_inside_the_picture() -> None:
 
 
 def test_charts_stay_within_their_frame() -> None:
-    drawn = chart(
-        "t", Axis("x", 1, 10, log=True), Axis("y", 0, 1), [Series("s", [0.1, 100], [-5, 7])], summary="s"
-    )
+    series = [Series("s", [0.1, 100], [-5, 7])]
+    drawn = Chart("t", Axis("x", 1, 10, log=True), Axis("y", 0, 1), series, summary="s").__html__()
     numbers = [float(x) for pair in re.findall(r'points="([^"]+)"', drawn) for x in re.split("[ ,]", pair)]
     assert all(0 <= number <= 460 for number in numbers)
     assert Axis("x", 3.0, 3.0).place(3.0) == 0.5

@@ -19,7 +19,7 @@ from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.pipeline import compare
 from engram.render.html import render
-from engram.render.svg import Axis, Choices, TrialLine, parallel_chart
+from engram.render.svg import Axis, Choices, ParallelChart, TrialLine
 from engram.sweep.executors import InProcess
 from engram.sweep.page import sweep_page
 from engram.sweep.space import Choice, Space, SweepSpec
@@ -122,7 +122,7 @@ def test_lines_stay_within_the_axes_and_names_are_escaped() -> None:
         Choices("<b>", ["a", "b"]),
         Axis("objective", 0, 1),
     ]
-    drawn = parallel_chart("t", axes, [TrialLine([0.5, "b", 7.0], "<i>", is_best=True)], summary="s")
+    drawn = ParallelChart("t", axes, [TrialLine([0.5, "b", 7.0], "<i>", is_best=True)], summary="s").__html__()
     assert "<b>" not in drawn
     assert "<i>" not in drawn
     points = re.findall(r'points="([^"]+)"', drawn)

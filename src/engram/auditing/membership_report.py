@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from engram.auditing.comparison import LEARNT
-from engram.auditing.page import advice_section
 from engram.auditing.preprocessing import Preprocessing, chosen_preprocessing, doubts
 from engram.auditing.record import SCHEMA_VERSION
 from engram.auditing.verdict import Outcome, in_doubt, kind_of_target
-from engram.auditing.visuals import roc_chart
+from engram.auditing.visuals import THUMBNAIL, advice_lines, advice_section, rates_table, roc_chart
 from engram.core import files
 from engram.core.errors import require
 from engram.core.loop import Progress, silent
@@ -26,8 +25,23 @@ from engram.members.membership import MembershipRecord, membership, task_of
 from engram.members.scores import Runner, in_process
 from engram.models.networks import Network
 from engram.models.view import AttackerView, Normalization
-from engram.render.html import Cell, Gallery, Page, Picture, Section, Table, Tile, data_uri, render
-from engram.scoring.curves import CONFIDENCE, DELTA, RATES
+from engram.render.html import (
+    PAGE_FILE,
+    Brief,
+    Cell,
+    Decided,
+    Gallery,
+    Page,
+    Picture,
+    Section,
+    ShownDecision,
+    Table,
+    Tile,
+    data_uri,
+    page_bytes,
+    render,
+)
+from engram.scoring.curves import CONFIDENCE, DELTA
 
 SNAPSHOT_FILE = "membership.snapshot.safetensors"
 MOST_PICTURES = 60
@@ -136,10 +150,12 @@ class MembershipReport:
         }
 
     def save(self, directory: Path) -> None:
-        """Write report.html, membership.json and membership.csv; for an audit also report.json."""
+        """Write report.html, its content, membership.json and membership.csv; for an audit also report.json."""
         files.prepare_directory(directory)
         files.write_bytes(directory / "membership.csv", self.record.to_csv().encode())
-        files.write_bytes(directory / "report.html", render(page_of(self)).encode())
+        page = page_of(self)
+        files.write_bytes(directory / PAGE_FILE, page_bytes(page))
+        files.write_bytes(directory / "report.html", render(page).encode())
         files.write_json(directory / "membership.json", self.to_json())
         if self.not_tried is not None:
             files.write_json(directory / "report.json", self.audit_json())
@@ -210,7 +226,10 @@ def _digest(model: nn.Module) -> str:
     return found.hexdigest()
 
 
-def page_of(report: MembershipReport) -> Page:
+def page_of(report: MembershipReport, decision: Decided | None = None) -> Page:
+    """First the brief, then the reviewer's sections, then the engineer's."""
+    kind = kind_of_target(None, report.train.shape, len(report.train))
+    exposed = _exposed_section(report)
     return Page(
         title=f"{report.model}: which records were in training?",
         outcome=report.outcome,
@@ -218,17 +237,40 @@ def page_of(report: MembershipReport) -> Page:
         tiles=_tiles(report),
         sections=[
             *_warning_sections(report),
-            *_untried_sections(report),
-            _exposed_section(report),
             _rates_section(report),
-            _layers_section(report),
+            _control_section(report),
+            _untried_section(report),
+            Section("limits", "What the numbers do not say", LIMITS, reader="review"),
+            exposed,
             _records_section(report),
-            advice_section(kind_of_target(None, report.train.shape, len(report.train)), report.model),
-            Section("limits", "What the numbers do not say", LIMITS),
+            advice_section(kind, report.model),
+            _layers_section(report),
             _settings_section(report),
         ],
         product="engram membership" if report.not_tried is None else "engram audit",
+        brief=_brief(report, kind, exposed.gallery),
+        decision=None if decision is None else ShownDecision.of(decision),
     )
+
+
+def _brief(report: MembershipReport, kind: str, exposed: Gallery | None) -> Brief:
+    record, preprocessing = report.record, report.preprocessing
+    advice = advice_lines(kind, report.model, leaks=record.leaks)
+    if report.doubts:
+        advice = ["Read the model as the warning says, and ask again: these numbers say little.", *advice[:1]]
+    layers = {one.layer for one in record.tests}
+    tried = [
+        ("Attack", f"membership from the weights of {len(layers)} layers, {record.seconds:.0f} s"),
+        (
+            "Records",
+            f"{len(report.train):,} of {report.train.name}, {preprocessing.accuracy:.0%} classified right",
+        ),
+        ("Control", f"{len(report.held_out):,} of {report.held_out.name}, never trained on"),
+        ("Compared with", "the margin alone, which needs only queries"),
+        ("Reconstruction", "not tried" if report.not_tried is None else f"not tried: {report.not_tried}"),
+    ]
+    few = None if exposed is None else Gallery(exposed.pictures[:5], 5, has_originals=False)
+    return Brief(tried, few, "The most exposed training records", advice, "advice")
 
 
 def _tiles(report: MembershipReport) -> list[Tile]:
@@ -246,17 +288,28 @@ def _tiles(report: MembershipReport) -> list[Tile]:
 
 
 def _warning_sections(report: MembershipReport) -> list[Section]:
-    return [Section("warnings", "Read this first", report.warnings)] if report.warnings else []
+    return [Section("warnings", "Read this first", report.warnings, reader="review")] if report.warnings else []
 
 
-def _untried_sections(report: MembershipReport) -> list[Section]:
-    if report.not_tried is None:
-        return []
-    text = (
-        f"Reconstruction of images was not tried: {report.not_tried}. That is no proof that images can't be read "
-        "out of the weights."
+def _untried_section(report: MembershipReport) -> Section:
+    why = "`engram membership` asks only who was in training; `engram audit` tries it"
+    said = [
+        f"Reconstruction of images: {report.not_tried or why}. That is no proof that images can't be read out of "
+        "the weights.",
+        "Shadow models: none were trained; this test reads the weights of one model.",
+        *(f"Layer {name}: {why}." for name, why in report.record.left_out.items()),
+    ]
+    return Section("untried", "What was not tried, and why", said, reader="review")
+
+
+def _control_section(report: MembershipReport) -> Section:
+    control = report.record.control
+    said = (
+        f"Without the model, a simple classifier tells the {len(report.train):,} records from the "
+        f"{len(report.held_out):,} held-out ones with an AUC of {control.roc.auc:.2f}; 0.50 means that they are "
+        f"of one kind. Label counts differ this much by chance with probability {control.labels_p:.2g}."
     )
-    return [Section("untried", "What was not tried", [text])]
+    return Section("control", "Control: are both sets of one kind?", [said], reader="review")
 
 
 def _exposed_section(report: MembershipReport) -> Section:
@@ -279,13 +332,15 @@ def _exposed_section(report: MembershipReport) -> Section:
         "The most exposed records",
         ["Highest score first. A high score means that the record's own gradient stands out in the weights."],
         gallery=gallery,
+        reader="engineer",
     )
 
 
 def _records_section(report: MembershipReport) -> Section:
     record, train = report.record, report.train
     chances, _ = record.p_values()
-    order = record.train.argsort(descending=True, stable=True)
+    chosen = record.train.argsort(descending=True, stable=True)[:MOST_ROWS].tolist()
+    has_pictures = len(train.shape) == 3
     highest = float(record.held_out.max())
     rows: list[list[Cell]] = [
         [
@@ -295,7 +350,7 @@ def _records_section(report: MembershipReport) -> Section:
             float(chances[index]),
             float(record.train[index]) > highest,
         ]
-        for index in order[:MOST_ROWS].tolist()
+        for index in chosen
     ]
     shown = "" if len(train) <= MOST_ROWS else f"The {MOST_ROWS} highest of "
     return Section(
@@ -311,20 +366,20 @@ def _records_section(report: MembershipReport) -> Section:
                 rows,
                 f"{shown}{len(train):,} records; all are in membership.csv",
                 sortable=True,
+                links=[f"record-{index}" if place < MOST_PICTURES else None for place, index in enumerate(chosen)]
+                if has_pictures
+                else (),
+                thumbnails=[data_uri(train.images[index], largest_side=THUMBNAIL) for index in chosen]
+                if has_pictures
+                else (),
             )
         ],
+        reader="engineer",
     )
 
 
 def _rates_section(report: MembershipReport) -> Section:
     record = report.record
-    rows: list[list[Cell]] = []
-    for rate in RATES:
-        bounds = record.bounds(rate)
-        needed = "any" if rate == 0 else f"{round(1 / rate):,}"
-        alone = record.margin_roc.at(rate)
-        rows.append([f"{rate:.1%}", bounds.rate, bounds.low, bounds.high, alone, needed])
-    heads = ("false-positive rate", "identified", "at least", "at most", "by the margin alone", "controls needed")
     epsilon = (
         f"Training that is (epsilon, {DELTA:g})-differentially private with an epsilon below "
         f"{record.epsilon_lower:.2f} would give such scores with a probability of at most {1 - CONFIDENCE:.0%}."
@@ -340,7 +395,10 @@ def _rates_section(report: MembershipReport) -> Section:
             *([] if record.roc.note is None else [f"{record.roc.note}."]),
         ],
         [roc_chart("Members identified", {"from the weights": record.roc, "margin alone": record.margin_roc})],
-        tables=[Table(heads, rows, f"With bounds at {CONFIDENCE:.0%} confidence (Clopper-Pearson)")],
+        tables=[
+            rates_table(record.roc, len(record.train), "the weights", {"by the margin alone": record.margin_roc})
+        ],
+        reader="review",
     )
 
 
@@ -348,7 +406,6 @@ def _layers_section(report: MembershipReport) -> Section:
     record = report.record
     words = {"filter": "matched filter", "fit": "pooled fit"}
     rows = [(one.layer, words[one.test], one.weight, one.roc.auc, one.roc.at(0)) for one in record.tests]
-    left_out = [f"{name} is not read: {why}." for name, why in record.left_out.items()]
     return Section(
         "layers",
         "Which layers speak",
@@ -357,9 +414,9 @@ def _layers_section(report: MembershipReport) -> Section:
             "much of them it explains that no other record does (pooled fit). The weights of the tests are found "
             "without asking who is a member.",
             *(f"{note[0].upper()}{note[1:]}." for note in record.notes),
-            *left_out,
         ],
         tables=[Table(("layer", "test", "weight", "AUC", "TPR at 0 FPR"), rows, "Tests, highest weight first")],
+        reader="engineer",
     )
 
 
@@ -379,4 +436,5 @@ def _settings_section(report: MembershipReport) -> Section:
             Table(("software", "version"), list(versions().items()), "Versions"),
         ],
         code=[] if report.command is None else [report.command],
+        reader="engineer",
     )

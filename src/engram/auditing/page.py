@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from engram.auditing.verdict import MEASURED, TARGETS, kind_of_target
+from engram.attacks.registry import RECIPES
+from engram.auditing.verdict import kind_of_target
 from engram.auditing.visuals import (
-    baseline_gallery,
+    THUMBNAIL,
+    advice_lines,
+    advice_section,
+    baseline_sections,
     candidate_gallery,
     confidence_chart,
     output_chart,
-    pair_anchor,
     pair_gallery,
+    rates_table,
     roc_chart,
     spectrum_chart,
     timeline_chart,
+    values_section,
 )
-from engram.render.html import Cell, Page, Section, Table, Tile
+from engram.render.html import (
+    Brief,
+    Cell,
+    Decided,
+    Gallery,
+    Page,
+    Section,
+    ShownDecision,
+    Table,
+    Tile,
+    data_uri,
+)
 from engram.scoring.curves import RATES
 
 if TYPE_CHECKING:
@@ -69,14 +85,6 @@ def reproduce(record: AuditRecord) -> list[str]:
     return [f"engram audit MODEL --input-shape {shape}{layers} --task {record.view.task.name} -o runs/audit"]
 
 
-BASELINES = {
-    "model inversion": "{:,} starts, half maximising an output and half minimising it, lowest output first.",
-    "first-layer weights": "All {:,} rows of the first layer, each as an image, largest norm first.",
-    "first-layer kernels": "All {:,} kernels of the first convolution. They are smaller than an image, so they "
-    "are shown but not scored.",
-}
-
-
 def candidate_section(record: AuditRecord) -> Section:
     reliability = None if record.comparison is None else record.comparison.reliability
     paragraphs = [
@@ -100,6 +108,7 @@ def candidate_section(record: AuditRecord) -> Section:
         charts,
         candidate_gallery(record.blind.found, record.view.input_shape),
         tables,
+        reader="engineer",
     )
 
 
@@ -120,29 +129,13 @@ def weights_section(record: AuditRecord) -> Section:
         [record.reach.sentence, counted, *(_sentence(note) for note in record.view.notes)],
         [spectrum_chart(description.spectrum, read_layer(record))],
         tables=[Table(heads, rows, f"{description.name}, {description.parameters:,} parameters")],
+        reader="engineer",
     )
 
 
 def course_section(record: AuditRecord) -> Section:
-    return Section(
-        "course", "Good images over time", [f"The attack {record.attack.message}."], [timeline_chart(record)]
-    )
-
-
-def baseline_sections(record: AuditRecord) -> list[Section]:
-    sections = []
-    for baseline in record.baselines:
-        paragraphs, tables = [], []
-        text = BASELINES[baseline.name].format(len(baseline.images))
-        paragraphs.append(text + " A simpler way to look at the weights, to compare with the attack.")
-        if baseline.score is not None:
-            rows = [(text, one.train, one.held_out, one.excess) for text, one in baseline.score.counts.items()]
-            tables = [Table(("recovered", "training", "held-out", "excess"), rows, "Scored like the attack")]
-        anchor = baseline.name.replace(" ", "-")
-        gallery = baseline_gallery(baseline, record.view.input_shape)
-        title = f"Baseline: {baseline.name}"
-        sections.append(Section(anchor, title, paragraphs, gallery=gallery, tables=tables))
-    return sections
+    said = [f"The attack {record.attack.message}."]
+    return Section("course", "Good images over time", said, [timeline_chart(record)], reader="engineer")
 
 
 def settings_section(record: AuditRecord) -> Section:
@@ -160,9 +153,11 @@ def settings_section(record: AuditRecord) -> Section:
             Table(("software", "version"), versions, "Versions"),
         ],
         code=reproduce(record),
+        reader="engineer",
     )
 
 
+MOST_THUMBNAILS = 1000
 RISK_HEADS = {
     "index": "record",
     "label": "label",
@@ -191,69 +186,21 @@ def pairs_section(record: AuditRecord) -> Section | None:
         "pairs",
         "Training images read out of the weights",
         [
-            "Each reconstruction is shown above the training image it was matched to, best first, with its SSIM "
-            "(1 is identical, the papers call above 0.4 good). Click to enlarge."
+            "Each reconstruction is shown above the training image it was matched to, with its SSIM (1 is "
+            f"identical, the papers call above 0.4 good): first those that were recovered "
+            f"({record.comparison.threshold.text}), best first. Click to enlarge."
         ],
-        gallery=pair_gallery(score, record.comparison.data.train),
+        gallery=pair_gallery(score, record.comparison.data.train, _hits(record)),
         tables=[Table(heads, rows, f"Counts of {len(score.train)} records; the excess is what was recovered")],
+        reader="engineer",
     )
 
 
-MOST_VALUES = 40
-
-
-def values_section(record: AuditRecord) -> Section | None:
-    """Of a table: the records that came back, value by value."""
-    comparison = record.comparison
-    if comparison is None or not comparison.data.train.columns:
-        return None
-    table, data = comparison.score.train, comparison.data
-    recovered = table.passing(comparison.threshold.metric, comparison.threshold.value)
-    order = [index for index in table.distance.argsort(stable=True).tolist() if bool(recovered[index])]
-    rows: list[list[Cell]] = [
-        [
-            int(table.sample[index]),
-            data.train.classes[int(data.train.labels[int(table.sample[index])])],
-            ", ".join(
-                f"{name} {found} ({true})"
-                for name, found, true in said(
-                    data.train.columns, table.reconstruction[index], data.train.images[int(table.sample[index])]
-                )
-            ),
-        ]
-        for index in order[:MOST_VALUES]
-    ]
-    held = comparison.count.held_out
-    control = "there was no control" if held is None else f"{held} held-out records pass the same threshold"
-    return Section(
-        "values",
-        "Records read out of the weights",
-        [
-            f"Each value as it came back, with the true one in brackets. {len(order)} records pass "
-            f"{comparison.threshold.text}; {control}."
-        ],
-        tables=[Table(("record", "label", "came back (true)"), rows, "Best first")],
-    )
-
-
-def said(columns: Sequence[str], found: Tensor, true: Tensor) -> list[tuple[str, str, str]]:
-    """Name, value that came back and true value; of a group of columns `name=value` the largest one.
-
-    >>> import torch
-    >>> said(("age", "sex=F", "sex=M"), torch.tensor([43.2, 0.7, 0.1]), torch.tensor([44.0, 1.0, 0.0]))
-    [('age', '43.2', '44'), ('sex', 'F', 'F')]
-    """
-    groups: dict[str, list[int]] = {}
-    for place, column in enumerate(columns):
-        groups.setdefault(column.partition("=")[0], []).append(place)
-    rows = []
-    for name, places in groups.items():
-        values = [columns[place].partition("=")[2] for place in places]
-        if all(values):
-            rows.append((name, *(values[int(row[places].argmax())] for row in (found, true))))
-        else:
-            rows.append((name, *(f"{float(row[places[0]]):.4g}" for row in (found, true))))
-    return [(name, own, real) for name, own, real in rows]
+def _hits(record: AuditRecord) -> Tensor:
+    """Which records were recovered, [n]."""
+    assert record.comparison is not None
+    threshold = record.comparison.threshold
+    return record.comparison.score.train.passing(threshold.metric, threshold.value)
 
 
 def control_section(record: AuditRecord) -> Section | None:
@@ -275,24 +222,33 @@ def control_section(record: AuditRecord) -> Section | None:
         "The same candidates are scored against held-out records of the same kind. What they match there is "
         "chance or blur; only what goes beyond that is a leak."
     )
-    return Section("control", "Control: is it more than chance?", [lead, *paragraphs], charts, tables=tables)
+    return Section(
+        "control", "Control: is it more than chance?", [lead, *paragraphs], charts, tables=tables, reader="review"
+    )
 
 
 def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}".removesuffix(".") + "."
 
 
-def risk_section(record: AuditRecord) -> Section | None:
+def risk_section(record: AuditRecord, shown: Collection[str | None]) -> Section | None:
+    """`shown` are the anchors of the pictures that a row can link to."""
     if record.comparison is None:
         return None
-    risks = record.risks
+    risks, train = record.risks, record.comparison.data.train
     known = [name for name in RISK_HEADS if any(getattr(risk, name) is not None for risk in risks)]
     table = Table(
         heads=[RISK_HEADS[name] for name in known],
         rows=[[getattr(risk, name) for name in known] for risk in risks],
         caption=f"{len(risks)} records, highest risk first; also in risk.csv",
         sortable=True,
-        links=[pair_anchor(record.comparison.score, risk.index) for risk in risks],
+        links=[f"pair-{risk.index}" if f"pair-{risk.index}" in shown else None for risk in risks],
+        thumbnails=[
+            data_uri(train.images[risk.index], largest_side=THUMBNAIL) if place < MOST_THUMBNAILS else None
+            for place, risk in enumerate(risks)
+        ]
+        if len(train.shape) == 3
+        else (),
     )
     text = (
         f"Recovered: a reconstruction matches it with {record.comparison.threshold.text}. Identified as member: "
@@ -302,7 +258,7 @@ def risk_section(record: AuditRecord) -> Section | None:
         text += " The ceiling is the best SSIM that any method without an image prior can reach."
     if "dual" in known:
         text += " The dual is how strongly the record shaped the weights."
-    return Section("risk", "Which records leak", [text], tables=[table])
+    return Section("risk", "Which records leak", [text], tables=[table], reader="engineer")
 
 
 def membership_section(record: AuditRecord) -> Section | None:
@@ -327,60 +283,65 @@ def membership_section(record: AuditRecord) -> Section | None:
             *(f"{note}." for note in notes),
         ],
         [roc_chart("Membership", curves)],
-        tables=[Table(heads, rows, "True-positive rates at fixed false-positive rates")],
-    )
-
-
-ADVICE_HEADS = (
-    "what was done",
-    "members identified",
-    "held-out accuracy",
-    "images beyond the control",
-    "try it",
-)
-
-
-def advice_section(kind: str, model: str) -> Section:
-    """What was measured to help a target like this one, best first, each with the command that tries it."""
-    rows: list[list[Cell]] = [
-        [
-            one.way,
-            f"{one.members[0]:.0%} -> {one.members[1]:.1%}",
-            f"{one.accuracy[0]:.1%} -> {one.accuracy[1]:.1%}",
-            None if one.images is None else f"{one.images[0]} -> {one.images[1]}",
-            one.command.format(model=model),
-        ]
-        for one in MEASURED
-        if one.kind == kind
-    ]
-    return Section(
-        "advice",
-        "What you can do",
-        [
-            f"Measured on the target most like this one: {TARGETS[kind]} (docs/defences.md has all of it). Yours "
-            "will differ: the command in the last column tries it, and attacks the result anew.",
-            "What did not help on any target that was measured: rounding the weights (even to one bit), pruning, "
-            "weight decay and dropout.",
+        tables=[
+            rates_table(membership["combined"].roc, len(membership["combined"].train), "the combined test"),
+            Table(heads, rows, "Every test: true-positive rates at fixed false-positive rates"),
         ],
-        tables=[Table(ADVICE_HEADS, rows, "Before and after, means over seeds")],
+        reader="review",
     )
 
 
-def page_of(record: AuditRecord) -> Page:
-    """Every section for which this audit has results."""
+def untried_section(record: AuditRecord) -> Section:
+    """What this audit left out, and why: each absence is a reason not to call the model safe."""
+    view, comparison = record.view, record.comparison
+    said = []
+    if comparison is None:
+        said.append(
+            "Comparing with records: none were given, so the verdict rests on the attack's own confidence, and "
+            "nobody was asked for membership. Give --data and --held-out."
+        )
+    elif comparison.membership is None:
+        said.append(
+            "A control and the membership tests: there are no held-out records. Give --held-out; without it "
+            "chance can't be told from a leak."
+        )
+    else:
+        asked = {test.name for test in comparison.membership.tests}
+        if "boundaries" not in asked:
+            said.append(f"The boundary test: {view.network.activation} has no kink, so there are no boundaries.")
+        if "span" not in asked:
+            said.append("The span test: the start of training is not known. Give --base or --base-seed.")
+        if comparison.examination is None:
+            said.append("Margins, duals and the ceiling of each record: they are defined for two classes only.")
+    others = [name for name in RECIPES if name != record.attack.recipe]
+    said.append(f"Other attacks on the weights: {' and '.join(others)} (`engram reconstruct --recipe`).")
+    if not record.baselines:
+        said.append("Baselines (model inversion, the raw weights): they were switched off with --baselines none.")
+    said.append(
+        "Shadow models, and attacks by queries alone beyond a threshold on the loss: this audit reads the weights "
+        "of one model."
+    )
+    return Section("untried", "What was not tried, and why", said, reader="review")
+
+
+def page_of(record: AuditRecord, decision: Decided | None = None) -> Page:
+    """Every section for which this audit has results: the brief, then the reviewer's, then the engineer's."""
+    pairs = pairs_section(record)
+    shown = [] if pairs is None or pairs.gallery is None else [one.anchor for one in pairs.gallery.pictures]
     sections = [
-        pairs_section(record),
-        values_section(record),
         control_section(record),
-        risk_section(record),
         membership_section(record),
-        advice_section(kind_of_target(record.view, record.view.input_shape, _records(record)), record.model),
+        untried_section(record),
+        Section("limits", "What the numbers do not say", limits(record), reader="review"),
+        pairs,
+        values_section(record),
+        risk_section(record, shown),
+        advice_section(_kind(record), record.model),
         candidate_section(record),
         weights_section(record),
         course_section(record),
         *baseline_sections(record),
         settings_section(record),
-        Section("limits", "What the numbers do not say", limits(record)),
     ]
     return Page(
         title=f"{record.model}: what its weights give away",
@@ -388,7 +349,51 @@ def page_of(record: AuditRecord) -> Page:
         sentence=record.verdict.sentence,
         tiles=_tiles(record),
         sections=[section for section in sections if section is not None],
+        brief=_brief(record, pairs),
+        decision=None if decision is None else ShownDecision.of(decision),
     )
+
+
+def _brief(record: AuditRecord, pairs: Section | None) -> Brief:
+    gallery, title = None if pairs is None else pairs.gallery, "What came back, above the original"
+    if gallery is None:
+        gallery = candidate_gallery(record.blind.found, record.view.input_shape)
+        title = "The attack's best candidates"
+    elif not gallery.first:
+        title = "The best matches; none counts as recovered"
+    few = None if gallery is None else Gallery(gallery.pictures[:FIVE], FIVE, gallery.has_originals)
+    advice = advice_lines(_kind(record), record.model, leaks=record.verdict.leaks)
+    if record.comparison is None:
+        advice = ["Measure it: audit again with your training records and held-out ones (--data, --held-out)."]
+        advice += advice_lines(_kind(record), record.model, leaks=record.verdict.leaks)[: 1 + record.verdict.leaks]
+    elif record.comparison.doubts:
+        advice = ["Read the model as the warning says, and audit again: these numbers say little.", *advice[:1]]
+    return Brief(_tried(record), few, title, advice, "advice")
+
+
+FIVE = 5
+
+
+def _tried(record: AuditRecord) -> list[tuple[str, str]]:
+    attack, comparison = record.attack, record.comparison
+    rows = [("Attack", f"{attack.recipe}, {attack.steps:,} steps in {attack.seconds:.0f} s: {attack.message}")]
+    if comparison is None:
+        rows += [("Records", "none given: judged blind"), ("Control", "none")]
+    else:
+        train, held_out = comparison.data.train, comparison.data.held_out
+        right = f"{comparison.accuracy:.0%} of them classified right"
+        rows.append(("Records", f"{len(train):,} of {train.name}, {right}"))
+        rows.append(
+            ("Control", f"{len(held_out):,} of {held_out.name}, never trained on" if len(held_out) else "none")
+        )
+    tests = None if comparison is None else comparison.membership
+    rows.append(("Membership", "not asked" if tests is None else ", ".join(one.name for one in tests.tests)))
+    rows.append(("Compared with", ", ".join(one.name for one in record.baselines) or "no baselines"))
+    return rows
+
+
+def _kind(record: AuditRecord) -> str:
+    return kind_of_target(record.view, record.view.input_shape, _records(record))
 
 
 def _records(record: AuditRecord) -> int | None:

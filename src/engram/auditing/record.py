@@ -197,11 +197,17 @@ class AuditRecord:
         return render(page_of(self))
 
     def save(self, directory: Path) -> None:
-        """Write report.html, report.json, risk.csv and reconstruction.safetensors, its scores the confidence."""
+        """Write report.html, its content, report.json, risk.csv and reconstruction.safetensors, its scores the
+        confidence."""
+        from engram.auditing.page import page_of
+        from engram.render.html import PAGE_FILE, page_bytes, render
+
+        page = page_of(self)
         self.blind.found.save(directory / "reconstruction.safetensors")
         files.write_bytes(directory / "risk.csv", self.risk_csv().encode())
         files.write_json(directory / "report.json", self.to_json())
-        files.write_bytes(directory / "report.html", self.to_html().encode())
+        files.write_bytes(directory / PAGE_FILE, page_bytes(page))
+        files.write_bytes(directory / "report.html", render(page).encode())
 
     def _repr_html_(self) -> str:
         """The verdict and the gallery, for notebooks."""

@@ -1,4 +1,4 @@
-"""Galleries and charts of the report, from finished numbers."""
+"""What the pages of audits are made of: galleries, charts, tables and advice, from finished numbers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from markupsafe import Markup
 from torch import Tensor
 
 from engram.attacks.reconstruction import Reconstruction
-from engram.auditing.comparison import Baseline
+from engram.auditing.comparison import SURE, Baseline
 from engram.auditing.inspect import Spectrum
+from engram.auditing.verdict import MEASURED, NO_PROOF, TARGETS, Measured
 from engram.data.sets import ImageSet
 from engram.render.figures import kernel_pictures
-from engram.render.html import Gallery, Picture, data_uri
-from engram.render.svg import Axis, Series, chart
-from engram.scoring.curves import Reliability, Roc
+from engram.render.html import Cell, Gallery, Picture, Section, Table, data_uri
+from engram.render.svg import Axis, Chart, Series
+from engram.scoring.curves import CONFIDENCE, RATES, Reliability, Roc, clopper_pearson
 from engram.scoring.metrics import stretched
 from engram.scoring.report import ScoreReport
 
@@ -25,37 +25,39 @@ if TYPE_CHECKING:
     from engram.auditing.record import AuditRecord
 
 
-MOST_PAIRS = 500
+MOST_PAIRS, MOST_OPEN = 500, 60
+"""Pairs on the page, and how many of them are not folded away."""
 MOST_CANDIDATES = 200
 MOST_BASELINE = 60
+SOME_OPEN = 12
+"""Pictures that are not folded away where none is a hit: one row on a desktop."""
+THUMBNAIL = 32
 
 
-def pair_gallery(score: ScoreReport, train: ImageSet) -> Gallery:
-    """Reconstructions above originals, best SSIM first."""
-    table = score.train.top(MOST_PAIRS)
+def pair_gallery(score: ScoreReport, train: ImageSet, hits: Tensor | None = None) -> Gallery:
+    """Reconstructions above originals: the hits [n] first, best SSIM first, then the others, folded away."""
+    table = score.train
     assert table.ssim is not None
+    order = table.ssim.nan_to_num(nan=-1.0).argsort(descending=True, stable=True)
+    first = min(MOST_OPEN, len(order))
+    if hits is not None:
+        order = torch.cat([order[hits[order]], order[~hits[order]]])
+        first = min(MOST_OPEN, int(hits.sum()))
     pictures = []
-    for row, (sample, ssim) in enumerate(zip(table.sample.tolist(), table.ssim.tolist(), strict=True)):
+    for row in order[:MOST_PAIRS].tolist():
+        sample = int(table.sample[row])
         label = train.classes[int(train.labels[sample])]
         pictures.append(
             Picture(
                 image=data_uri(table.reconstruction[row]),
                 alt=f"Reconstruction of record {sample}",
-                caption=f"{ssim:.2f}",
+                caption=f"{float(table.ssim[row]):.2f}",
                 original=data_uri(train.images[sample]),
                 original_alt=f"Training record {sample}, {label}",
                 anchor=f"pair-{sample}",
             )
         )
-    return Gallery(pictures, len(score.train), has_originals=True)
-
-
-def pair_anchor(score: ScoreReport, index: int) -> str | None:
-    """Where a record's pair is shown, if it is."""
-    if score.train.ssim is None:
-        return None
-    shown = len(score.train) <= MOST_PAIRS or index in set(score.train.top(MOST_PAIRS).sample.tolist())
-    return f"pair-{index}" if shown else None
+    return Gallery(pictures, len(table), has_originals=True, first=first)
 
 
 def candidate_gallery(found: Reconstruction, input_shape: Sequence[int]) -> Gallery | None:
@@ -70,7 +72,8 @@ def candidate_gallery(found: Reconstruction, input_shape: Sequence[int]) -> Gall
         score = "" if found.scores is None else f"{float(found.scores[index]):.2f}"
         caption = score if found.has_confidence else f"dual {float(found.duals[index]):.2g}"
         pictures.append(Picture(data_uri(image), f"Candidate {index}", caption))
-    return Gallery(pictures, len(found), has_originals=False)
+    sure = min(MOST_OPEN, found.count_above(SURE)) if found.has_confidence else 0
+    return Gallery(pictures, len(found), has_originals=False, first=max(SOME_OPEN, sure))
 
 
 def baseline_gallery(baseline: Baseline, input_shape: Sequence[int]) -> Gallery | None:
@@ -87,7 +90,7 @@ def baseline_gallery(baseline: Baseline, input_shape: Sequence[int]) -> Gallery 
         Picture(data_uri(image), f"{baseline.name} {index}", caption)
         for image, index, caption in zip(images, chosen.tolist(), captions, strict=True)
     ]
-    return Gallery(pictures, len(baseline.images), has_originals=False)
+    return Gallery(pictures, len(baseline.images), has_originals=False, first=SOME_OPEN)
 
 
 def _captions(outputs: Tensor | None, chosen: Tensor) -> list[str]:
@@ -99,7 +102,7 @@ def _captions(outputs: Tensor | None, chosen: Tensor) -> list[str]:
 LOWEST_RATE = 1e-3
 
 
-def roc_chart(title: str, curves: Mapping[str, Roc]) -> Markup:
+def roc_chart(title: str, curves: Mapping[str, Roc]) -> Chart:
     """True- against false-positive rate on logarithmic axes, which show the small rates."""
     series = [
         Series(name, _floored(curve.false_positive.tolist()), _floored(curve.true_positive.tolist()), colour=index)
@@ -108,12 +111,12 @@ def roc_chart(title: str, curves: Mapping[str, Roc]) -> Markup:
     areas = ", ".join(f"{name} {curve.auc:.3f}" for name, curve in curves.items())
     chance = Series("", [LOWEST_RATE, 1], [LOWEST_RATE, 1], kind="dashed", colour=4)
     x, y = (Axis(f"{what}-positive rate", LOWEST_RATE, 1, log=True) for what in ("false", "true"))
-    return chart(
+    return Chart(
         title, x, y, [chance, *series], summary=f"Area under the curve: {areas}; the dashed line is chance."
     )
 
 
-def output_chart(comparison: Comparison) -> Markup:
+def output_chart(comparison: Comparison) -> Chart:
     """Quality against the network's output on the record, as in Fig. 4 of Haim et al. 2022."""
     table = comparison.score.train
     assert table.model_output is not None
@@ -128,7 +131,7 @@ def output_chart(comparison: Comparison) -> Markup:
     if metric == "ssim":
         series.append(Series("good above 0.4", [x.low, x.high], [0.4, 0.4], kind="dashed", colour=1))
     good = sum(value > 0.4 for value in values)
-    return chart(
+    return Chart(
         f"{name} against the model's output",
         x,
         axis,
@@ -137,7 +140,7 @@ def output_chart(comparison: Comparison) -> Markup:
     )
 
 
-def spectrum_chart(spectrum: Spectrum, layer: str) -> Markup:
+def spectrum_chart(spectrum: Spectrum, layer: str) -> Chart:
     """Singular values of the layer, and where its noise ends."""
     values = [value for value in spectrum.values.tolist() if value > 0]
     top = max(values, default=1.0)
@@ -151,10 +154,10 @@ def spectrum_chart(spectrum: Spectrum, layer: str) -> Markup:
         )
     summary = f"{spectrum.rank} directions of {layer} stand above its noise"
     summary += f", {spectrum.hidden} of them only at low frequencies." if spectrum.hidden else "."
-    return chart(f"Spectrum of {layer}", x, y, series, summary=summary)
+    return Chart(f"Spectrum of {layer}", x, y, series, summary=summary)
 
 
-def confidence_chart(reliability: Reliability) -> Markup:
+def confidence_chart(reliability: Reliability) -> Chart:
     """Predicted against observed."""
     predicted = [one.predicted for one in reliability.bins]
     observed = [one.observed for one in reliability.bins]
@@ -169,10 +172,10 @@ def confidence_chart(reliability: Reliability) -> Markup:
         Series("candidates", predicted, observed),
         Series("", predicted, observed, kind="dots"),
     ]
-    return chart("Reliability of the confidence", x, y, series, summary=listed)
+    return Chart("Reliability of the confidence", x, y, series, summary=listed)
 
 
-def timeline_chart(record: AuditRecord) -> Markup:
+def timeline_chart(record: AuditRecord) -> Chart:
     """Counts over the seconds of the attack; confident candidates in blind mode."""
     moments = record.timeline
     seconds = [max(moment.seconds, 0.01) for moment in moments]
@@ -187,7 +190,7 @@ def timeline_chart(record: AuditRecord) -> Markup:
     series = [Series(name, seconds, line, colour=index) for index, (name, line) in enumerate(lines.items())]
     x = _axis("seconds of the attack", [0.0, *seconds])
     summary = "; ".join(f"{name}: {line[-1]:g} at the end" for name, line in lines.items())
-    return chart("Good images over time", x, Axis("images", 0, most), series, summary=summary)
+    return Chart("Good images over time", x, Axis("images", 0, most), series, summary=summary)
 
 
 def _axis(label: str, values: Sequence[float]) -> Axis:
@@ -198,3 +201,157 @@ def _axis(label: str, values: Sequence[float]) -> Axis:
 def _floored(rates: Sequence[float]) -> list[float]:
     """Zero can't be drawn on a logarithmic axis."""
     return [max(rate, LOWEST_RATE) for rate in rates]
+
+
+MOST_VALUES = 40
+
+
+def values_section(record: AuditRecord) -> Section | None:
+    """Of a table of records: those that came back, value by value."""
+    comparison = record.comparison
+    if comparison is None or not comparison.data.train.columns:
+        return None
+    table, data = comparison.score.train, comparison.data
+    recovered = table.passing(comparison.threshold.metric, comparison.threshold.value)
+    order = [index for index in table.distance.argsort(stable=True).tolist() if bool(recovered[index])]
+    rows: list[list[Cell]] = [
+        [
+            int(table.sample[index]),
+            data.train.classes[int(data.train.labels[int(table.sample[index])])],
+            ", ".join(
+                f"{name} {found} ({true})"
+                for name, found, true in said(
+                    data.train.columns, table.reconstruction[index], data.train.images[int(table.sample[index])]
+                )
+            ),
+        ]
+        for index in order[:MOST_VALUES]
+    ]
+    held = comparison.count.held_out
+    control = "there was no control" if held is None else f"{held} held-out records pass the same threshold"
+    return Section(
+        "values",
+        "Records read out of the weights",
+        [
+            f"Each value as it came back, with the true one in brackets. {len(order)} records pass "
+            f"{comparison.threshold.text}; {control}."
+        ],
+        tables=[Table(("record", "label", "came back (true)"), rows, "Best first")],
+        reader="engineer",
+    )
+
+
+def said(columns: Sequence[str], found: Tensor, true: Tensor) -> list[tuple[str, str, str]]:
+    """Name, value that came back and true value; of a group of columns `name=value` the largest one.
+
+    >>> import torch
+    >>> said(("age", "sex=F", "sex=M"), torch.tensor([43.2, 0.7, 0.1]), torch.tensor([44.0, 1.0, 0.0]))
+    [('age', '43.2', '44'), ('sex', 'F', 'F')]
+    """
+    groups: dict[str, list[int]] = {}
+    for place, column in enumerate(columns):
+        groups.setdefault(column.partition("=")[0], []).append(place)
+    rows = []
+    for name, places in groups.items():
+        values = [columns[place].partition("=")[2] for place in places]
+        if all(values):
+            rows.append((name, *(values[int(row[places].argmax())] for row in (found, true))))
+        else:
+            rows.append((name, *(f"{float(row[places[0]]):.4g}" for row in (found, true))))
+    return [(name, own, real) for name, own, real in rows]
+
+
+BASELINES = {
+    "model inversion": "{:,} starts, half maximising an output and half minimising it, lowest output first.",
+    "first-layer weights": "All {:,} rows of the first layer, each as an image, largest norm first.",
+    "first-layer kernels": "All {:,} kernels of the first convolution. They are smaller than an image, so they "
+    "are shown but not scored.",
+}
+
+
+def baseline_sections(record: AuditRecord) -> list[Section]:
+    """What each baseline gives, where there are any."""
+    sections = []
+    for baseline in record.baselines:
+        paragraphs, tables = [], []
+        text = BASELINES[baseline.name].format(len(baseline.images))
+        paragraphs.append(text + " A simpler way to look at the weights, to compare with the attack.")
+        if baseline.score is not None:
+            rows = [(text, one.train, one.held_out, one.excess) for text, one in baseline.score.counts.items()]
+            tables = [Table(("recovered", "training", "held-out", "excess"), rows, "Scored like the attack")]
+        anchor = baseline.name.replace(" ", "-")
+        gallery = baseline_gallery(baseline, record.view.input_shape)
+        title = f"Baseline: {baseline.name}"
+        sections.append(Section(anchor, title, paragraphs, gallery=gallery, tables=tables, reader="engineer"))
+    return sections
+
+
+RATE_HEADS = ("false-positive rate", "identified", "at least", "at most", "controls", "controls needed")
+
+
+def rates_table(curve: Roc, records: int, test: str, others: Mapping[str, Roc] | None = None) -> Table:
+    """Members identified at each rate of false alarms, with bounds; `others` are columns to compare with."""
+    rows: list[list[Cell]] = []
+    others = others or {}
+    for rate in RATES:
+        bounds = clopper_pearson(round(curve.at(rate) * records), records)
+        needed = "any" if rate == 0 else f"{round(1 / rate):,}"
+        compared = [one.at(rate) for one in others.values()]
+        rows.append([f"{rate:.1%}", bounds.rate, bounds.low, bounds.high, curve.held_out, needed, *compared])
+    caption = f"Members identified by {test}, with bounds at {CONFIDENCE:.0%} confidence (Clopper-Pearson)"
+    return Table((*RATE_HEADS, *others), rows, caption)
+
+
+ADVICE_HEADS = (
+    "what was done",
+    "members identified",
+    "held-out accuracy",
+    "images beyond the control",
+    "try it",
+)
+
+
+def advice_section(kind: str, model: str) -> Section:
+    """What was measured to help a target like this one, best first, each with the command that tries it."""
+    rows: list[list[Cell]] = [
+        [
+            one.way,
+            f"{one.members[0]:.0%} -> {one.members[1]:.1%}",
+            f"{one.accuracy[0]:.1%} -> {one.accuracy[1]:.1%}",
+            None if one.images is None else f"{one.images[0]} -> {one.images[1]}",
+            one.command.format(model=model),
+        ]
+        for one in MEASURED
+        if one.kind == kind
+    ]
+    return Section(
+        "advice",
+        "What you can do",
+        [
+            f"Measured on the target most like this one: {TARGETS[kind]} (docs/defences.md has all of it). Yours "
+            "will differ: the command in the last column tries it, and attacks the result anew.",
+            "What did not help on any target that was measured: rounding the weights (even to one bit), pruning, "
+            "weight decay and dropout.",
+        ],
+        tables=[Table(ADVICE_HEADS, rows, "Before and after, means over seeds")],
+        reader="engineer",
+    )
+
+
+def advice_lines(kind: str, model: str, *, leaks: bool) -> list[str]:
+    """The same in two lines, for whoever decides."""
+    if not leaks:
+        return [
+            "Nothing needs mending on this evidence. " + NO_PROOF,
+            "Audit again when the model, its training or the attack changes.",
+        ]
+    best = [one for one in MEASURED if one.kind == kind][:2]
+    return ["Do not publish these weights as they are.", *(_way(one, model) for one in best)]
+
+
+def _way(one: Measured, model: str) -> str:
+    (before, after), (worse, better) = one.members, one.accuracy
+    return (
+        f"{one.way[0].upper()}{one.way[1:]}: members identified {before:.0%} -> {after:.1%}, held-out accuracy "
+        f"{worse:.0%} -> {better:.0%} on {TARGETS[one.kind]}. Try: {one.command.format(model=model)}"
+    )

@@ -21,7 +21,7 @@ from engram.core.loop import Snapshots
 from engram.core.runs import RunDirectory, read_record
 from engram.models.open.door import open_recorded
 from engram.render.html import Picture, data_uri, render_live
-from engram.render.svg import Axis, Series, chart
+from engram.render.svg import Axis, Chart, Series
 from engram.scoring.metrics import stretched
 
 MOST_POINTS = 400
@@ -176,7 +176,7 @@ def live_page(status: Status, every: float) -> str:
         low = min(losses)
         y = Axis("loss", low, max(max(losses), low + 1e-12), log=positive)
         x = Axis("step", steps[0], max(steps[-1], status.total or 0))
-        charts = [chart("Loss", x, y, [Series("", steps, losses)], summary=f"latest value {losses[-1]:.4g}")]
+        charts = [Chart("Loss", x, y, [Series("", steps, losses)], summary=f"latest value {losses[-1]:.4g}")]
     pictures = [
         Picture(data_uri(image), f"Candidate {index}", caption)
         for index, (image, caption) in enumerate(zip(_images(status), status.captions, strict=True))

@@ -152,6 +152,21 @@ def read_json(path: Path, *, cure: str = "write it again") -> Any:
         raise CheckpointError(f"{path} is not readable JSON ({error}); {cure}") from error
 
 
+def read_bounded(path: Path, max_bytes: int, *, cure: str) -> bytes:
+    """The content of a file that a stranger may have sent: an ordinary file of at most `max_bytes`."""
+    try:
+        if not path.is_file():  # a pipe would never end
+            problem = "is not a file" if path.exists() else "does not exist"
+            raise CheckpointError(f"{path} {problem}; {cure}")
+        with path.open("rb") as stream:
+            content = stream.read(max_bytes + 1)
+    except OSError as error:
+        raise CheckpointError(f"can't read {path} ({error.strerror or error}); {cure}") from error
+    if len(content) > max_bytes:
+        raise CheckpointError(f"{path} has more than {max_bytes:,} bytes; {cure}")
+    return content
+
+
 def prepare_directory(path: Path) -> Path:
     """Create an output directory and check that it is writable, before hours of work go into it."""
     write_bytes(path / ".writable", b"")

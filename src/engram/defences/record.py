@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from markupsafe import Markup
 from torch import Tensor, nn
 
 from engram.auditing.preprocessing import Preprocessing
@@ -18,7 +17,7 @@ from engram.defences.exposure import Exposure, Wish
 from engram.members.layers import as_fed
 from engram.models.tasks import Task
 from engram.render.html import Page, Section, Table, Tile
-from engram.render.svg import Axis, Series, chart
+from engram.render.svg import Axis, Chart, Series
 
 Worth = Literal["accuracy", "train_accuracy"]
 ENOUGH = 200
@@ -224,7 +223,7 @@ def found_notes(parts: Parts, before: Exposure, mend: str | None, task: Task) ->
 
 def frontier_chart(
     title: str, groups: Mapping[str, Sequence[Exposure]], goal: Sequence[Exposure], worth: Worth = "accuracy"
-) -> Markup:
+) -> Chart:
     """Members identified against accuracy; down and right is where an owner wants to be."""
 
     def at(found: Sequence[Exposure]) -> list[float]:
@@ -242,7 +241,7 @@ def frontier_chart(
     ordered = sorted(goal, key=lambda one: at([one]))
     line = Series("frontier", at(ordered), [one.members for one in ordered], kind="dashed", colour=4)
     summary = f"{len(every)} points; the frontier has {len(goal)}."
-    return chart(title, x, y, [*series, line], summary=summary)
+    return Chart(title, x, y, [*series, line], summary=summary)
 
 
 HEADS = (

@@ -14,7 +14,7 @@ from engram.core.errors import CheckpointError
 from engram.papers.catalogue import AS_PUBLISHED, CATALOGUE, read_records
 from engram.papers.records import GOOD, NEAR
 from engram.render.figures import is_chart
-from engram.render.html import Cell, Exhibit, Table, render_papers
+from engram.render.html import Cell, Table, render_template
 from engram.training.presets import DECAYS
 
 Row = Mapping[str, Any]
@@ -354,7 +354,14 @@ def publish(home: Path, markdown_path: Path | None = None) -> tuple[Path, Path]:
         table = trends_table(records)
         exhibits = [_exhibit(record, home / "figures") for record in records]
         lead = f"{len(records)} figures and tables, scale {records[0]['scale']}; each with what the paper says."
-        html = render_papers("The papers' figures and tables", lead, beside(records), table, exhibits)
+        html = render_template(
+            "papers.html",
+            title="The papers' figures and tables",
+            lead=lead,
+            differences=beside(records),
+            trends=table,
+            exhibits=exhibits,
+        )
         text = markdown_path or home / MARKDOWN_FILE
         kept = {record["id"]: _figures_beside(text, record, home / "figures") for record in records}
         written = markdown(records, table, kept)
@@ -367,6 +374,18 @@ def publish(home: Path, markdown_path: Path | None = None) -> tuple[Path, Path]:
     files.write_bytes(page, html.encode())
     files.write_bytes(text, written.encode())
     return page, text
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """One figure or table of a paper: pictures as (alternative text, PNG)."""
+
+    anchor: str
+    title: str
+    command: str
+    pictures: Sequence[tuple[str, bytes]]
+    tables: Sequence[Table]
+    notes: Sequence[str]
 
 
 def _exhibit(record: Record, figures: Path) -> Exhibit:

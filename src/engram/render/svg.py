@@ -65,13 +65,25 @@ class Axis:
         return [round(first_tick + index * width, 10) for index in range(count)]
 
 
-def chart(title: str, x: Axis, y: Axis, series: Sequence[Series], *, summary: str) -> Markup:
-    """One panel with axes, all series and a legend; `summary` says in words what it shows."""
-    parts = [_frame(title, x, y), *(_draw(one, x, y) for one in series), _legend(series)]
-    height = HEIGHT + LINE * sum(bool(one.name) for one in series)
-    return Markup('<svg class="chart" viewBox="0 0 {w} {h}" role="img" aria-label="{label}">{body}</svg>').format(
-        w=WIDTH, h=height, label=f"{title}. {summary}", body=Markup("").join(parts)
-    )
+@dataclass(frozen=True)
+class Chart:
+    """One panel with axes, all series and a legend, as numbers; `summary` says in words what it shows.
+
+    A page draws it when it is rendered, so that a stored page holds no markup.
+    """
+
+    title: str
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
+    summary: str
+
+    def __html__(self) -> Markup:
+        """What a template shows for it."""
+        parts = [_frame(self.title, self.x, self.y), *(_draw(one, self.x, self.y) for one in self.series)]
+        parts.append(_legend(self.series))
+        height = HEIGHT + LINE * sum(bool(one.name) for one in self.series)
+        return _framed(f"{self.title}. {self.summary}", WIDTH, height, parts)
 
 
 def _draw(series: Series, x: Axis, y: Axis) -> Markup:
@@ -161,30 +173,50 @@ class TrialLine:
     is_best: bool = False
 
 
-def parallel_chart(
-    title: str, axes: Sequence[Axis | Choices], lines: Sequence[TrialLine], *, summary: str
-) -> Markup:
+@dataclass(frozen=True)
+class ParallelChart:
     """Every line across all axes, the best ones drawn last, on top."""
-    across = [SIDE + index * (PARALLEL_WIDTH - 2 * SIDE) / max(1, len(axes) - 1) for index in range(len(axes))]
-    drawn = [_line(line, axes, across) for line in sorted(lines, key=lambda line: line.is_best)]
-    parts = [_upright(axis, at) for axis, at in zip(axes, across, strict=True)]
-    head = Markup('<text class="title" x="14" y="18">{}</text>').format(title)
-    return _framed(f"{title}. {summary}", PARALLEL_WIDTH, PARALLEL_HEIGHT, [head, *drawn, *parts], broad=True)
+
+    title: str
+    axes: Sequence[Axis | Choices]
+    lines: Sequence[TrialLine]
+    summary: str
+
+    def __html__(self) -> Markup:
+        """What a template shows for it."""
+        gap = (PARALLEL_WIDTH - 2 * SIDE) / max(1, len(self.axes) - 1)
+        across = [SIDE + index * gap for index in range(len(self.axes))]
+        drawn = [_line(line, self.axes, across) for line in sorted(self.lines, key=lambda line: line.is_best)]
+        parts = [_upright(axis, at) for axis, at in zip(self.axes, across, strict=True)]
+        head = Markup('<text class="title" x="14" y="18">{}</text>').format(self.title)
+        label = f"{self.title}. {self.summary}"
+        return _framed(label, PARALLEL_WIDTH, PARALLEL_HEIGHT, [head, *drawn, *parts], broad=True)
 
 
-def bar_chart(title: str, shares: Mapping[str, float], *, summary: str) -> Markup:
+@dataclass(frozen=True)
+class BarChart:
     """A bar from 0 to 1 for each name, the longest first."""
-    width, height = 460, 34 + BAR * len(shares)
-    parts = [Markup('<text class="title" x="14" y="18">{}</text>').format(title)]
-    for row, (name, share) in enumerate(sorted(shares.items(), key=lambda item: -item[1])):
-        top = 32 + BAR * row
-        length = max(0.0, min(1.0, share)) * (width - LABELS - 60)
-        parts += [
-            _label(LABELS - 8, top + 13, name, "end"),
-            Markup('<rect class="c0" x="{}" y="{}" width="{:.1f}" height="16"/>').format(LABELS, top, length),
-            _label(LABELS + length + 6, top + 13, f"{share:.0%}", "start"),
-        ]
-    return _framed(f"{title}. {summary}", width, height, parts)
+
+    title: str
+    shares: Mapping[str, float]
+    summary: str
+
+    def __html__(self) -> Markup:
+        """What a template shows for it."""
+        width, height = 460, 34 + BAR * len(self.shares)
+        parts = [Markup('<text class="title" x="14" y="18">{}</text>').format(self.title)]
+        for row, (name, share) in enumerate(sorted(self.shares.items(), key=lambda item: -item[1])):
+            top = 32 + BAR * row
+            length = max(0.0, min(1.0, share)) * (width - LABELS - 60)
+            parts += [
+                _label(LABELS - 8, top + 13, name, "end"),
+                Markup('<rect class="c0" x="{}" y="{}" width="{:.1f}" height="16"/>').format(LABELS, top, length),
+                _label(LABELS + length + 6, top + 13, f"{share:.0%}", "start"),
+            ]
+        return _framed(f"{self.title}. {self.summary}", width, height, parts)
+
+
+Drawing = Chart | ParallelChart | BarChart
 
 
 def _line(line: TrialLine, axes: Sequence[Axis | Choices], across: Sequence[float]) -> Markup:

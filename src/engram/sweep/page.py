@@ -6,21 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
-
 from engram.auditing.comparison import deciding_threshold
 from engram.auditing.verdict import sweep_verdict
 from engram.auditing.visuals import candidate_gallery, pair_gallery
 from engram.data.sets import ImageSet
 from engram.render.html import Cell, Page, Section, Table, Tile
-from engram.render.svg import Axis, Choices, Series, TrialLine, bar_chart, chart, parallel_chart
+from engram.render.svg import Axis, BarChart, Chart, Choices, ParallelChart, Series, TrialLine
 from engram.scoring.report import ScoreReport
 from engram.sweep.summary import BEST_SHARE, ENOUGH_FOR_IMPORTANCE, Conclusion
 
 MOST_LINES = 500
 
 
-def growth_chart(points: Sequence[Mapping[str, Any]], score: ScoreReport | None) -> Markup:
+def growth_chart(points: Sequence[Mapping[str, Any]], score: ScoreReport | None) -> Chart:
     """Good images, or confident candidates if blind, against the number of pooled trials."""
     lines: dict[str, list[float]] = {"confident candidates": [point["sure"] for point in points]}
     if score is not None:
@@ -35,10 +33,10 @@ def growth_chart(points: Sequence[Mapping[str, Any]], score: ScoreReport | None)
     x = Axis("pooled trials", 1, max(2, trials[-1]), log=True)
     y = Axis("images" if score is not None else "candidates", 0, max(1.0, *map(max, lines.values())))
     summary = "; ".join(f"{name}: {line[-1]:g} with all" for name, line in lines.items())
-    return chart("Against the number of pooled trials", x, y, series, summary=summary)
+    return Chart("Against the number of pooled trials", x, y, series, summary=summary)
 
 
-def history_chart(summary: Mapping[str, Any]) -> Markup:
+def history_chart(summary: Mapping[str, Any]) -> Chart:
     """The objective of every complete trial, and the best so far."""
     complete = [row for row in summary["trials"] if row["objective"] is not None]
     numbers, values = [row["number"] for row in complete], [row["objective"] for row in complete]
@@ -50,10 +48,10 @@ def history_chart(summary: Mapping[str, Any]) -> Markup:
     best = Series("best so far", [x for x, _ in steps], [y for _, y in steps], colour=2)
     text = f"best {summary['best']['objective']:.4g} in trial {summary['best']['number']}"
     x, y = Axis("trial", 0, last), _range(f"{summary['objective']['name']} objective", values)
-    return chart("Objective of every trial", x, y, [Series("", numbers, values, kind="dots"), best], summary=text)
+    return Chart("Objective of every trial", x, y, [Series("", numbers, values, kind="dots"), best], summary=text)
 
 
-def settings_chart(summary: Mapping[str, Any]) -> Markup:
+def settings_chart(summary: Mapping[str, Any]) -> ParallelChart:
     """Parallel coordinates: one axis per setting, the objective last."""
     sign = 1 if summary["objective"]["direction"] == "minimize" else -1
     rows = [row for row in summary["trials"] if row["objective"] is not None]
@@ -64,12 +62,12 @@ def settings_chart(summary: Mapping[str, Any]) -> Markup:
     best = math.ceil(BEST_SHARE * len(rows))
     lines = [_line(row, axes, is_best=place < best) for place, row in enumerate(rows[:MOST_LINES])]
     text = f"{len(lines)} of {len(rows)} complete trials, the best quarter in colour; the best trial has "
-    return parallel_chart("Settings and objective", axes, lines, summary=text + _settings_text(rows[0]))
+    return ParallelChart("Settings and objective", axes, lines, summary=text + _settings_text(rows[0]))
 
 
-def importance_chart(shares: Mapping[str, float]) -> Markup:
+def importance_chart(shares: Mapping[str, float]) -> BarChart:
     listed = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-    return bar_chart("Importance", shares, summary=listed)
+    return BarChart("Importance", shares, summary=listed)
 
 
 def _line(row: Mapping[str, Any], axes: Sequence[Axis | Choices], *, is_best: bool) -> TrialLine:
