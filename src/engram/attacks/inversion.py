@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engram.attacks.reconstruction import ViewIteration
-from engram.core.errors import require
+from engram.core.errors import machine_memory, require, require_memory, require_numbers
 from engram.core.loop import Budget, Metrics, Observer, State, run
 from engram.models.networks import Network
 from engram.models.view import AttackerView
@@ -36,8 +36,15 @@ class InversionSettings:
     batch: int = 4096
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         for name in ("images", "steps", "batch"):
             require(getattr(self, name) > 0, name, "must be positive", getattr(self, name))
+
+    def require_room(self, view: AttackerView[Network]) -> None:
+        """All starts must fit in memory: their inputs, the gradient and the outputs that they climb."""
+        each = 4 * (2 * view.network.sizes[0] + view.task.outputs)
+        fits = max(2, machine_memory() // each)
+        require_memory(each * self.images, "images", self.images, f"at most {fits:,} fit; the paper uses 40000")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +61,9 @@ class Inversion(ViewIteration):
 
     view: AttackerView[Network]
     settings: InversionSettings
+
+    def __post_init__(self) -> None:
+        self.settings.require_room(self.view)
 
     @cached_property
     def network(self) -> Network:

@@ -15,7 +15,7 @@ from engram.attacks.engine.iteration import EngineIteration, fit_to_budget
 from engram.attacks.published import PublishedScheme
 from engram.attacks.reconstruction import Attack
 from engram.attacks.settings import KNOWN_SETTINGS, Buzaglo2023, EngineSettings, Haim2022, default_settings
-from engram.core.errors import ConfigError, require
+from engram.core.errors import ConfigError, machine_memory, require, require_memory
 from engram.core.runs import RunDirectory, read_record, read_settings, recorded_recipe, refuse_difference
 from engram.models.networks import Network
 from engram.models.tasks import Task
@@ -106,7 +106,26 @@ def parse_setting(recipe: str, text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text} can't be read: {error.errors()[0]['msg']}") from error
 
 
+COPIES = 4
+"""Of the candidates that an attack holds at once: themselves, two for the optimiser, and their gradient."""
+
+
+def _require_room(view: AttackerView[Network], settings: Settings) -> None:
+    """The candidates that were asked for must fit in memory, those of all restarts too."""
+    values = view.network.sizes[0] + view.task.label_count
+    each = settings.torch_dtype.itemsize * values
+    if settings.candidates is not None:
+        fits = max(2, machine_memory() // (COPIES * each))
+        cure = f"at most {fits:,} fit"
+        require_memory(COPIES * each * settings.candidates, "candidates", settings.candidates, cure)
+    if isinstance(settings, EngineSettings):
+        start = settings.torch_dtype.itemsize * (settings.candidates or 2)
+        fits = max(1, machine_memory() // start)
+        require_memory(start * settings.restarts, "restarts", settings.restarts, f"at most {fits:,} fit")
+
+
 def _built(view: AttackerView[Network], settings: Settings) -> Attack:
+    _require_room(view, settings)
     if isinstance(settings, Haim2022):
         return PublishedScheme(view, settings)
     return Engine(view, settings) if view.dense is not None else ConvEngine(view, settings)

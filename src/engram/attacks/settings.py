@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from engram.core.errors import require
+from engram.core.errors import require, require_numbers
 from engram.models.tasks import Task
 
 
@@ -40,6 +40,7 @@ class EngineSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         for name in ("steps", "restarts", "ridge", "metric_every", "memory"):
             require(getattr(self, name) > 0, name, "must be positive", getattr(self, name))
         for name in ("margin_weight", "margin_tolerance"):
@@ -90,6 +91,7 @@ class Haim2022:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         for name in ("candidates", "steps", "lr_images", "lr_duals", "image_std", "relu_slope"):
             require(getattr(self, name) > 0, name, "must be positive", getattr(self, name))
         for name in ("stationarity_weight", "dual_weight", "range_weight", "margin_weight"):

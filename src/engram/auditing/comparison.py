@@ -357,14 +357,20 @@ SCALES: dict[str, InversionSettings | None] = {
 }
 
 
-def inversion_settings(scale: str, images: int | None = None) -> InversionSettings | None:
-    """The model inversion at a scale, None for no baselines; `images` overrides the number of starts."""
+def inversion_settings(
+    scale: str, images: int | None = None, view: AttackerView[Network] | None = None
+) -> InversionSettings | None:
+    """The model inversion at a scale, None for no baselines; `images` overrides the number of starts, which must
+    fit in memory for a view."""
     require(scale in SCALES, "baselines", f"must be one of {', '.join(SCALES)}", scale)
     chosen = SCALES[scale]
     if images is None or chosen is None:
         require(images is None, "images", "has no effect without baselines", images, "choose quick or full")
         return chosen
-    return replace(chosen, images=images)
+    chosen = replace(chosen, images=images)
+    if view is not None:
+        chosen.require_room(view)
+    return chosen
 
 
 @dataclass(frozen=True, eq=False)

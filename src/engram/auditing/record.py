@@ -18,6 +18,7 @@ from engram.auditing.comparison import SURE, Baseline, BlindView, Comparison, Ri
 from engram.auditing.inspect import Description
 from engram.auditing.verdict import NOTHING_LEARNT, AuditVerdict, Verdict, inspection_record
 from engram.core import files
+from engram.core.errors import ConfigError, require_numbers
 from engram.core.loop import State, StepClock, StopReason, Values
 from engram.data.sets import Split
 from engram.models.networks import ConvNetwork, Network
@@ -40,6 +41,11 @@ class Moment:
     sure: int
     counts: dict[str, Count] | None = None
 
+    def __post_init__(self) -> None:
+        require_numbers(self)
+        for one in () if self.counts is None else self.counts.values():
+            require_numbers(one)
+
 
 @dataclass(eq=False)
 class Timeline:
@@ -57,11 +63,10 @@ class Timeline:
 
     def resume(self) -> None:
         """Read what an earlier part of the run wrote; a line cut short by a kill is dropped."""
-        lines = self.path.read_text().splitlines() if self.path is not None and self.path.exists() else []
-        for line in lines:
+        for row in [] if self.path is None else files.read_json_lines(self.path):
             try:
-                self.moments.append(TypeAdapter(Moment).validate_json(line))
-            except ValidationError:
+                self.moments.append(TypeAdapter(Moment).validate_python(row))
+            except (ValidationError, ConfigError):
                 break
 
     def __call__(self, step: int, metrics: Values, state: State) -> None:

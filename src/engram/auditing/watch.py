@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engram.attacks.reconstruction import Attack, Reconstruction
 from engram.attacks.registry import make_attack
+from engram.core import files
 from engram.core.errors import CheckpointError, ConfigError, EngramError
 from engram.core.loop import Snapshots
 from engram.core.runs import RunDirectory, read_record
@@ -148,15 +149,11 @@ def _best(found: Reconstruction, count: int) -> tuple[Tensor, tuple[str, ...]]:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     """The complete lines of a metrics file; one that is still being written is left for the next time."""
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and {"step", "loss"} <= row.keys():
-            rows.append(row)
-    return rows
+    rows = [
+        {name: value for name, value in row.items() if type(value) in (int, float) and math.isfinite(value)}
+        for row in files.read_json_lines(path)
+    ]
+    return [row for row in rows if type(row.get("step")) is int and "loss" in row]
 
 
 def _thinned(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:

@@ -21,8 +21,9 @@ from engram.cli import (
     sweep,
     train,
 )
+from engram.cli.options import Commands
 
-app = typer.Typer(
+app = Commands(
     name="engram",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

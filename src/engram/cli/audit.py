@@ -100,7 +100,7 @@ def audit(
         view = found
     else:
         view = opt.opened_view(model, given)
-    inversion = inversion_settings(given["baselines"], given["images"])
+    inversion = inversion_settings(given["baselines"], given["images"], view)
     compared, doubted = chosen_data(model, view, given)
     seconds = None if budget is None else opt.parse_seconds(budget)
     chosen = make_attack(view.to(opt.check_device(device)), budget=seconds, resume_from=out if resume else None)

@@ -152,7 +152,7 @@ def _loaded(
     return train, replace(others_choice, n=wanted).load(root, held_out=0).train
 
 
-app = typer.Typer(help="List, fetch and show data sets.", no_args_is_help=True)
+app = opt.Commands(help="List, fetch and show data sets.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from `engram data list`.")]
 NameOrPath = Annotated[

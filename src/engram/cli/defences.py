@@ -193,7 +193,7 @@ def defend(
     For your own training use engram.defend from Python. Writes report.html (table and frontier), summary.json and
     defences.csv. Needs the extra `defence` for DP-SGD.
     """
-    from engram.core.errors import ConfigError
+    from engram.core.errors import ConfigError, whole_numbers
     from engram.core.files import write_bytes, write_json
     from engram.data.choice import DataChoice
     from engram.defences.defend import ROWS_FILE
@@ -215,8 +215,7 @@ def defend(
             labels=given["labels"] or (usual.labels if usual and given["data"] is None else "identity"),
             n=given["n"] or (usual.n if usual else 0),
         )
-    parts = str(given["seeds"]).split(",")
-    if not all(part.strip().isdigit() for part in parts):
+    if (numbers := whole_numbers(str(given["seeds"]), ",")) is None:
         raise ConfigError(f"--seeds must be numbers joined by commas, got {given['seeds']!r}; for example 0,1,2")
     if (out / "report.html").exists() and not resume:
         raise ConfigError(f"{out} already contains a report; choose another directory with -o")
@@ -227,7 +226,7 @@ def defend(
             data=choice,
             root=given["data_root"],
             only=given["only"],
-            seeds=[int(part) for part in parts],
+            seeds=numbers,
             seconds=opt.parse_seconds(given["budget"]) if given["budget"] not in ("0", "0s") else 0.0,
             jobs=jobs,
             ray=ray,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,11 +11,58 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from engram.core.loop import Progress
     from engram.models.networks import Network
     from engram.models.view import AttackerView
+
+
+class CheckedCommand(TyperCommand):
+    """A command that refuses values which no option can use, whatever it is: numbers that are not finite or need
+    more than 64 bits, and texts that no file can hold. What else is wrong, the option itself says."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        parameters: list[Any] = list(self.params)
+        for parameter in parameters:
+            value = ctx.params.get(parameter.name)
+            for one in value if isinstance(value, list | tuple) else [value]:
+                if (problem := _problem(one)) is not None:
+                    raise typer.BadParameter(problem, ctx, parameter)
+        return rest
+
+
+def _problem(value: object) -> str | None:
+    """What makes a value useless for every option.
+
+    >>> _problem(float("nan")), _problem(2**64), _problem(Path("a\\0b")), _problem("plain")
+    ('nan is not a finite number', '18446744073709551616 needs more than 64 bits', 'a NUL can\'t be in it', None)
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value} is not a finite number"
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return f"{value} needs more than 64 bits"
+    if isinstance(value, str | Path):
+        text = str(value)
+        if "\0" in text:
+            return "a NUL can't be in it"
+        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+            return "it is not valid UTF-8"
+    return None
+
+
+class Commands(typer.Typer):
+    """A set of commands, each of them checked."""
+
+    def command(
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = CheckedCommand, **kept: Any
+    ) -> Callable[..., Any]:
+        return super().command(name, cls=cls, **kept)
+
 
 Model = Annotated[
     Path,
@@ -190,12 +238,11 @@ def show_notes(view: AttackerView[Network]) -> None:
 
 def parse_widths(text: str) -> tuple[int, ...]:
     """'1000,1000' -> (1000, 1000)."""
-    from engram.core.errors import ConfigError
+    from engram.core.errors import ConfigError, whole_numbers
 
-    parts = text.split(",")
-    if not all(part.strip().isdigit() for part in parts):
+    if (widths := whole_numbers(text, ",")) is None:
         raise ConfigError(f"--widths must be numbers joined by commas, got {text!r}; for example 1000,1000")
-    return tuple(int(part) for part in parts)
+    return widths
 
 
 def parse_seconds(text: str) -> float:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import os
+import resource
+from dataclasses import fields
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 
@@ -45,6 +51,62 @@ def require(condition: bool, argument: str, rule: str, got: object, cure: str = 
     """
     if not condition:
         raise ConfigError(f"{argument} {rule}, got {got!r}" + (f"; {cure}" if cure else ""))
+
+
+SEEDS = (-(2**63), 2**63 - 1)
+"""The lowest and the highest number that a setting may be: what a tensor and a generator can hold."""
+
+
+def require_numbers(settings: object) -> None:
+    """Every number of a dataclass must be finite and fit 64 bits: neither JSON nor a tensor holds another."""
+    for one in fields(settings):  # type: ignore[arg-type]
+        value = getattr(settings, one.name)
+        if isinstance(value, float):
+            require(math.isfinite(value), one.name, "must be a finite number", value)
+        elif isinstance(value, int):
+            require(SEEDS[0] <= value <= SEEDS[1], one.name, "must fit 64 bits", value)
+
+
+def whole_numbers(text: str, separator: str) -> tuple[int, ...] | None:
+    """The numbers 0, 1, ... of a text such as 1000,1000; None if it is no such text, or a number has 19 digits.
+
+    >>> whole_numbers("3x32x32", "x"), whole_numbers("3x", "x"), whole_numbers("9" * 5000, "x")
+    ((3, 32, 32), None, None)
+    """
+    parts = [part.strip() for part in text.split(separator)]
+    if not all(part.isdecimal() and len(part) < 19 for part in parts):
+        return None
+    return tuple(int(part) for part in parts)
+
+
+@cache
+def machine_memory() -> int:
+    """Bytes that this process may use: the machine's, unless a container or a limit of the shell grants less."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY:
+        found.append(limit)
+    group = Path("/sys/fs/cgroup/memory.max")
+    if group.is_file() and (granted := group.read_text().strip()).isdecimal():
+        found.append(int(granted))
+    return min(found)
+
+
+def require_memory(needed: int, argument: str, got: object, cure: str) -> None:
+    """Refuse what this machine's memory can't hold, before anything is allocated."""
+    there = machine_memory()
+    require(
+        needed <= there, argument, f"needs {needed / 1e9:,.1f} GB of the {there / 1e9:,.1f} GB here", got, cure
+    )
+
+
+def require_jobs(jobs: int) -> int:
+    """The number of processes, unless it is more than this machine can start without harm."""
+    most = max(8, 4 * (os.cpu_count() or 1))
+    require(
+        1 <= jobs <= most, "jobs", f"must lie in 1..{most}, four for every processor", jobs, "more are no faster"
+    )
+    return jobs
 
 
 def optional(module: str, *, wanted_by: str, install: str) -> ModuleType:

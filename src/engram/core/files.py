@@ -144,12 +144,47 @@ def _all_aligned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def read_json(path: Path, *, cure: str = "write it again") -> Any:
     """The content of a JSON file, or an error that says what is wrong with it, and the `cure`."""
+    content = _bounded(path, MAX_JSON, cure)
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not readable JSON ({error}); {cure}") from error
+
+
+MAX_JSON, MAX_LINES, MAX_LINE = 64 * 1024**2, 256 * 1024**2, 1024**2
+"""Bytes of a JSON file, of a file of JSON lines, and of one such line; parsed, they take many times as much."""
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file with one a line; none if there is no file.
+
+    A line that is anything else counts as never written: a kill cuts lines short, and others may be damaged.
+    """
+    if not path.exists():
+        return []
+    rows = []
+    for line in _bounded(path, MAX_LINES, "delete it").split(b"\n"):
+        try:
+            row = json.loads(line) if len(line) <= MAX_LINE else None
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def _bounded(path: Path, most: int, cure: str) -> bytes:
+    """The content of a regular file of at most that many bytes: a pipe would never end."""
+    try:
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path} is not a file; {cure}")
+        if (size := path.stat().st_size) > most:
+            raise CheckpointError(f"{path} has {size:,} bytes, more than the limit of {most:,}; {cure}")
+        return path.read_bytes()
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no file {path}; check the path") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not readable JSON ({error}); {cure}") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise CheckpointError(f"can't read {path}: {error}; {cure}") from error
 
 
 def read_bounded(path: Path, max_bytes: int, *, cure: str) -> bytes:

@@ -142,17 +142,14 @@ class MetricsLog:
         self._last = step
 
     def _keep_before(self, step: int) -> None:
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        kept = [line for line in lines if _step_of(line) < step]
-        files.write_bytes(self.path, "".join(f"{line}\n" for line in kept).encode())
+        kept = [row for row in files.read_json_lines(self.path) if _step_of(row) < step]
+        files.write_bytes(self.path, "".join(json.dumps(row) + "\n" for row in kept).encode())
 
 
-def _step_of(line: str) -> float:
-    """The step of a line; a line truncated by a kill counts as never written."""
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
+def _step_of(row: dict[str, Any]) -> float:
+    """The step of a row; one without counts as never written."""
+    step = row.get("step")
+    return step if type(step) is int else float("inf")
 
 
 def versions() -> dict[str, str]:
@@ -186,6 +183,10 @@ def commit() -> str | None:
 INDEX = "trials.jsonl"
 
 
+def _is_trial(row: dict[str, Any]) -> bool:
+    return type(row.get("number")) is int
+
+
 def append_row(directory: Path, row: dict[str, Any]) -> None:
     with files.locked(directory / "claims.lock"), (directory / INDEX).open("a") as stream:
         stream.write(json.dumps(row) + "\n")
@@ -197,12 +198,5 @@ def write_index(directory: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def read_index(directory: Path) -> list[dict[str, Any]]:
     """The rows by number; a line cut short by a kill is skipped, and a later line replaces an earlier one."""
-    path = directory / INDEX
-    rows: dict[int, dict[str, Any]] = {}
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            row = json.loads(line)
-            rows[int(row["number"])] = row
-        except (ValueError, KeyError, TypeError):
-            continue
+    rows = {row["number"]: row for row in files.read_json_lines(directory / INDEX) if _is_trial(row)}
     return [rows[number] for number in sorted(rows)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engram.core.errors import ConfigError, require
+from engram.core.errors import ConfigError, require, require_numbers
 from engram.data.catalog import CATALOG, load
 from engram.data.readers import CIFAR10
 from engram.data.sets import ImageSet, Split, balanced, largest, numbered, split
@@ -132,6 +132,9 @@ class DataChoice:
     n: int
     seed: int | None = None
     classes: int | None = None
+
+    def __post_init__(self) -> None:
+        require_numbers(self)
 
     def load(self, root: Path | None = None, *, held_out: int | None = None) -> Split:
         """Training images, by default as many held-out ones of the same classes, and the training mean."""

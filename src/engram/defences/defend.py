@@ -20,7 +20,7 @@ from torch import nn
 from engram.auditing.comparison import Samples
 from engram.auditing.preprocessing import Preprocessing
 from engram.core import files
-from engram.core.errors import CheckpointError, ConfigError, require
+from engram.core.errors import CheckpointError, ConfigError, require, require_jobs
 from engram.core.loop import Progress, silent
 from engram.data.choice import DataChoice
 from engram.data.sets import ImageSet, largest
@@ -257,6 +257,8 @@ def _computed(
         yield from (order.row(defence, seed) for defence, seed in wanted)
     else:
         # spawned, not forked: a forked child inherits the locks of threads that it does not have
-        with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        with ProcessPoolExecutor(
+            min(require_jobs(jobs), max(1, len(wanted))), get_context("spawn"), torch.set_num_threads, (1,)
+        ) as pool:
             for future in as_completed([pool.submit(order.row, *one) for one in wanted]):
                 yield future.result()

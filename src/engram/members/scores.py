@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.core import files
-from engram.core.errors import CheckpointError, ConfigError, require
+from engram.core.errors import CheckpointError, ConfigError, require, require_jobs
 from engram.core.loop import Progress, part, silent
 from engram.members.layers import Layer, LayerPass, Margin, passes, readable_layers
 from engram.members.matched_filter import INTERFERENCE, MOST_RECORDS, MOST_VALUES, WIDEST, LayerFilter, PooledFit
@@ -121,6 +121,9 @@ class Forked:
     """Chunks in `jobs` processes of one thread each, which inherit the model and the records."""
 
     jobs: int
+
+    def __post_init__(self) -> None:
+        require_jobs(self.jobs)
 
     def __call__(self, work: Callable[[Chunk], State], pool: Pool, most: int, first: int) -> Iterator[State]:
         _FORKED["job"] = (work, pool, most)

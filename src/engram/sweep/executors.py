@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from engram.attacks.registry import choose_settings
-from engram.core.errors import ConfigError, EngramError, require
+from engram.core.errors import ConfigError, EngramError, require, require_jobs
 from engram.models.networks import Network
 from engram.models.view import AttackerView
 from engram.sweep.space import SweepSpec
@@ -103,7 +103,7 @@ class Processes:
     """`jobs` workers; one that dies is replaced, and its trial is resumed from the last snapshot."""
 
     def __init__(self, jobs: int, *, threads: int | None = None) -> None:
-        require(jobs >= 1, "jobs", "must be at least 1", jobs)
+        require_jobs(jobs)
         require(threads is None or threads >= 1, "threads", "must be at least 1", threads)
         self._threads = threads or threads_each(torch.get_num_threads(), jobs)
         self._workers = [self._started() for _ in range(jobs)]

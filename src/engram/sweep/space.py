@@ -24,7 +24,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from engram.attacks.registry import RECIPES, setting_names
 from engram.attacks.settings import Haim2022
-from engram.core.errors import ConfigError, require
+from engram.core.errors import ConfigError, require, require_numbers
 from engram.models.tasks import Task
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Range:
     integer: bool = False
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         require(self.low < self.high, "low", f"must be below high ({self.high:g})", self.low)
         require(not self.log or self.low > 0, "low", "must be positive for a range with log", self.low)
 
@@ -279,6 +280,7 @@ class SweepSpec:
     objective: Literal["blind", "oracle"] = "blind"
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         require(self.trials >= 1, "trials", "must be at least 1", self.trials)
         require(self.sampler in SAMPLERS, "sampler", f"must be one of {', '.join(SAMPLERS)}", self.sampler)
         require(0 < self.keep <= 1, "keep", "must be in (0, 1]", self.keep, "1 prunes nothing")

@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from engram.core.errors import require
+from engram.core.errors import machine_memory, require, require_memory, require_numbers
 from engram.core.loop import Observer, Progress, State, Values, by_steps
 from engram.models.architecture import Architecture
 from engram.models.networks import ConvNetwork, DenseNetwork, N_co
@@ -96,6 +97,11 @@ class MLPSpec:
             self.widths,
             "for example 1000,1000",
         )
+        require_numbers(self)
+        parameters = sum(before * after for before, after in pairwise(self.sizes))
+        fits = _widest(self.inputs + self.outputs, len(self.widths))
+        cure = f"layers of {fits:,} fit"
+        require_memory(COPIES * parameters, "widths", self.widths, cure)
         _check(self.bias, self.first_layer_std)
 
     @property
@@ -132,6 +138,8 @@ class ConvSpec:
 
     def __post_init__(self) -> None:
         _check(self.bias, self.first_layer_std)
+        parameters = sum(math.prod(shape) for shape in self.architecture.weight_shapes)
+        require_memory(COPIES * parameters, "layers", self.layers, "take fewer channels or narrower layers")
         assert self.architecture is not None  # parsed here, so that an error shows at once
 
     @cached_property
@@ -154,6 +162,19 @@ class ConvSpec:
         )
 
 
+COPIES = 4 * 3
+"""Bytes of a parameter while a network is trained: itself, its gradient and its start, in float32."""
+
+
+def _widest(ends: int, layers: int) -> int:
+    """The width w of equal hidden layers that fit in memory: ends w + (layers - 1) w² parameters."""
+    room = machine_memory() // COPIES
+    if layers == 1:
+        return max(1, room // ends)
+    between = layers - 1
+    return max(1, (math.isqrt(ends**2 + 4 * between * room) - ends) // (2 * between))
+
+
 def _has_bias(policy: BiasPolicy, layer: int, hidden_layers: int) -> bool:
     return layer < hidden_layers and (policy == "all" or (policy == "first" and layer == 0))
 
@@ -161,9 +182,9 @@ def _has_bias(policy: BiasPolicy, layer: int, hidden_layers: int) -> bool:
 def _check(bias: str, first_layer_std: float | None) -> None:
     require(bias in ("first", "all", "none"), "bias", "must be first, all or none", bias)
     require(
-        first_layer_std is None or first_layer_std > 0,
+        first_layer_std is None or 0 < first_layer_std < math.inf,
         "first_layer_std",
-        "must be positive",
+        "must be positive and finite",
         first_layer_std,
         "leave it out for the standard initialisation",
     )
@@ -180,6 +201,7 @@ class Flow:
     tolerance: float = 0.01
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         require(self.below > 0, "below", "must be positive", self.below, "0.3 is past the plateau")
         require(
             0 < self.tolerance <= 0.1,
@@ -219,6 +241,7 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         require(self.lr > 0, "lr", "must be positive", self.lr, "the paper uses 0.01")
         require(self.epochs > 0, "epochs", "must be positive", self.epochs)
         require(self.batch is None or self.batch > 0, "batch", "must be positive", self.batch)

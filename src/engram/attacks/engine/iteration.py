@@ -246,7 +246,8 @@ class EngineIteration(Attack, Generic[N]):
     def _fresh_start(self, state: State, phase: Phase) -> State:
         """Random candidates."""
         state.pop("background", None)
-        moved = self.draw(self.settings.seed * 1_000_003 + phase.index).to(self.scales.network.weights[0])
+        seed = (self.settings.seed * 1_000_003 + phase.index) % 2**64  # a large one wraps around, as in torch
+        moved = self.draw(seed).to(self.scales.network.weights[0])
         duals = self.posed.task.equal_duals(self._labels(), self.scales.dual).to(moved)
         return {self.moved: moved, "duals": duals, **moments(self.moved, moved), **moments("duals", duals)}
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.core import files
-from engram.core.errors import CheckpointError, ConfigError, UnsupportedModelError
+from engram.core.errors import CheckpointError, ConfigError, UnsupportedModelError, whole_numbers
 from engram.models.activations import activation_named
 from engram.models.architecture import Architecture
 from engram.models.networks import SUPPORTED, ConvNetwork, DenseNetwork, Network
@@ -142,10 +142,10 @@ def parse_shape(text: str) -> tuple[int, ...]:
     >>> parse_shape("3x32x32")
     (3, 32, 32)
     """
-    parts = text.lower().replace("×", "x").split("x")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+    sides = whole_numbers(text.lower().replace("×", "x"), "x")
+    if sides is None or min(sides) == 0:
         raise ConfigError(f"--input-shape must be positive numbers joined by x, got {text!r}; for example 3x32x32")
-    return tuple(int(part) for part in parts)
+    return sides
 
 
 @dataclass(frozen=True)
