@@ -116,7 +116,7 @@ def harden(
         raise ConfigError(
             "mends are judged by your records and a control; give --data and --held-out, or --with-data"
         )
-    known = _public(given, records[0], shape)
+    known, seconds = _public(given, records[0], shape), opt.parse_seconds(given["budget"])
     remember(given, out, resume=resume)
     with progress_bar() as progress:
         found = run_harden(
@@ -126,7 +126,7 @@ def harden(
             public=known,
             accept=given["accept"],
             only=given["only"],
-            seconds=opt.parse_seconds(given["budget"]),
+            seconds=seconds,
             seed=given["seed"],
             precision=_precision(model),
             task=given["task"],
@@ -193,10 +193,10 @@ def defend(
     For your own training use engram.defend from Python. Writes report.html (table and frontier), summary.json and
     defences.csv. Needs the extra `defence` for DP-SGD.
     """
-    from engram.core.errors import ConfigError, whole_numbers
+    from engram.core.errors import ConfigError, require_jobs, whole_numbers
     from engram.core.files import write_bytes, write_json
     from engram.data.choice import DataChoice
-    from engram.defences.defend import ROWS_FILE
+    from engram.defences.defend import ROWS_FILE, planned
     from engram.defences.defend import defend as run_defend
     from engram.defences.table import defence_page
     from engram.defences.training import scenario_named
@@ -219,15 +219,16 @@ def defend(
         raise ConfigError(f"--seeds must be numbers joined by commas, got {given['seeds']!r}; for example 0,1,2")
     if (out / "report.html").exists() and not resume:
         raise ConfigError(f"{out} already contains a report; choose another directory with -o")
+    seconds = opt.parse_seconds(given["budget"]) if given["budget"] not in ("0", "0s") else 0.0
+    what = {"data": choice, "root": given["data_root"], "only": given["only"], "seeds": numbers}
+    planned(target, **what, seconds=seconds)  # what is wrong is refused before anything is written
+    require_jobs(jobs)
     remember(given, out, resume=resume)
     with progress_bar() as progress:
         table = run_defend(
             target,
-            data=choice,
-            root=given["data_root"],
-            only=given["only"],
-            seeds=numbers,
-            seconds=opt.parse_seconds(given["budget"]) if given["budget"] not in ("0", "0s") else 0.0,
+            **what,
+            seconds=seconds,
             jobs=jobs,
             ray=ray,
             directory=out,

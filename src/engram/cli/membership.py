@@ -133,12 +133,13 @@ def ask(
     train, control = records
     if control is None:
         raise ConfigError("without a control no score means anything; give held-out records with --held-out")
+    opt.check_device(device)
     remember(given if options is None else options, out, resume=resume)
     if view is not None:
         opt.show_notes(view)
     with progress_bar() as progress:
         report = run_membership(
-            module.to(opt.check_device(device)),
+            module.to(device),
             train,
             control,
             name=name,

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from engram.core.errors import path_problem
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -36,6 +38,9 @@ class CheckedCommand(TyperCommand):
         return rest
 
 
+LONGEST_TEXT = 10_000
+
+
 def _problem(value: object) -> str | None:
     """What makes a value useless for every option.
 
@@ -48,10 +53,12 @@ def _problem(value: object) -> str | None:
         return f"{value} needs more than 64 bits"
     if isinstance(value, str | Path):
         text = str(value)
-        if "\0" in text:
-            return "a NUL can't be in it"
         if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
             return "it is not valid UTF-8"
+        if "\0" in text or isinstance(value, Path):
+            return path_problem(text)
+        if len(text) > LONGEST_TEXT:
+            return f"it has {len(text):,} characters, more than any option needs"
     return None
 
 

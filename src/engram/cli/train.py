@@ -123,6 +123,7 @@ def train(
         return
     if out is None:
         raise ConfigError("there is no directory to write to; give one with -o, e.g. -o runs/target")
+    opt.check_device(device)
     options = remembered(context, out, resume=resume)
     if options["preset"] is not None:
         from engram.training.presets import plan as preset_plan
@@ -235,7 +236,7 @@ def make(
             task_named(plan.task, plan.network.outputs),
             root=data_root,
             directory=out,
-            device=opt.check_device(device),
+            device=device,
             resume=resume,
             snapshot_every=snapshot_every,
             observers=[training_progress(progress, plan.recipe)],

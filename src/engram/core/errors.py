@@ -79,6 +79,33 @@ def whole_numbers(text: str, separator: str) -> tuple[int, ...] | None:
     return tuple(int(part) for part in parts)
 
 
+LONGEST_NAME, LONGEST_PATH = 255, 4095
+"""In bytes, of every usual file system."""
+
+
+def path_problem(path: str | Path) -> str | None:
+    """Why no file can have this path; None if one can. Asking the system would raise what nobody expects.
+
+    >>> path_problem("a/b"), path_problem("x" * 300)
+    (None, 'a name in it has 300 bytes, more than 255')
+    """
+    text = str(path)
+    if "\0" in text:
+        return "a NUL can't be in it"
+    encoded = text.encode("utf-8", "surrogatepass")
+    if len(encoded) > LONGEST_PATH:
+        return f"it has {len(encoded):,} bytes, more than {LONGEST_PATH:,}"
+    longest = max(map(len, encoded.split(b"/")))
+    return f"a name in it has {longest:,} bytes, more than {LONGEST_NAME}" if longest > LONGEST_NAME else None
+
+
+def require_path(path: str | Path) -> Path:
+    """The path, if a file can have it."""
+    if (problem := path_problem(path)) is not None:
+        raise ConfigError(f"{str(path)[:40]!r}... is not a path: {problem}; check it")
+    return Path(path)
+
+
 @cache
 def machine_memory() -> int:
     """Bytes that this process may use: the machine's, unless a container or a limit of the shell grants less."""

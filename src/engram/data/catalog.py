@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engram.core.errors import ConfigError, DataError, require
+from engram.core.errors import ConfigError, DataError, require, require_path
 
 if TYPE_CHECKING:
     from engram.core.loop import Progress
@@ -141,6 +141,7 @@ def sized(name: str, shape: tuple[int, ...] | None) -> str:
     >>> sized("folder:photos", (3, 32, 32)), sized("cifar10", (3, 32, 32))
     ('folder:photos@3x32x32', 'cifar10')
     """
+    require_path(name)
     is_folder = name.startswith("folder:") or (name not in CATALOG and Path(name).expanduser().is_dir())
     if shape is None or len(shape) != 3 or not is_folder or split_size(name)[1] is not None:
         return name
@@ -158,6 +159,7 @@ def default_labels(name: str, *, own_classes: bool = False) -> str:
 
 def _own_data(name: str) -> tuple[str, Path]:
     """Split `npz:PATH` and the like, and find the kind of a plain path."""
+    require_path(name)
     kind, colon, place = name.partition(":")
     if colon and kind in ("folder", *FILES):
         return kind, Path(place).expanduser()

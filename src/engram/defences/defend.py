@@ -154,14 +154,8 @@ def defend(
         return _own(target, train, held_out, only, seconds, task, progress)
     if train is not None or held_out is not None or task is not None:
         raise ConfigError("train, held_out and task are for your own function; a target by name has its own")
-    scenario, seeds = scenario_named(target), SEEDS if seeds is None else seeds
-    choice = data or scenario.data
-    if choice is None:
-        raise ConfigError(f"the target {target} needs records; give them with --data and -n")
-    require(len(seeds) > 0, "seeds", "must name at least one", 0)
-    order = Order(scenario=target, data=choice, root=root, seconds=seconds)
-    chosen = _possible(chosen_defences(only, scenario), order, named=only is not None)
-    wanted = [(defence, seed) for defence in chosen for seed in seeds]
+    order, wanted = planned(target, data=data, root=root, only=only, seeds=seeds, seconds=seconds)
+    require_jobs(jobs)
     path = None if directory is None else files.prepare_directory(directory) / ROWS_FILE
     rows = {row.key: row for row in _stored(path, order)} if resume else {}
     missing = [(defence, seed) for defence, seed in wanted if f"{defence.name}/{seed}" not in rows]
@@ -177,7 +171,27 @@ def defend(
             files.write_json(path, stored)
         progress(f"{len(rows)} of {len(wanted)} models, last {row.says}", len(rows) / len(wanted))
     listed = [rows[f"{defence.name}/{seed}"] for defence, seed in wanted]
-    return DefenceTable(target, scenario.says, tuple(listed), command)
+    return DefenceTable(target, scenario_named(target).says, tuple(listed), command)
+
+
+def planned(
+    target: str,
+    *,
+    data: DataChoice | None = None,
+    root: Path | None = None,
+    only: str | None = None,
+    seeds: Sequence[int] | None = None,
+    seconds: float = 30.0,
+) -> tuple[Order, list[tuple[Defence, int]]]:
+    """What `defend` would train for a target by name; whatever is wrong with it is said here."""
+    scenario, seeds = scenario_named(target), SEEDS if seeds is None else seeds
+    choice = data or scenario.data
+    if choice is None:
+        raise ConfigError(f"the target {target} needs records; give them with --data and -n")
+    require(len(seeds) > 0, "seeds", "must name at least one", 0)
+    order = Order(scenario=target, data=choice, root=root, seconds=seconds)
+    chosen = _possible(chosen_defences(only, scenario), order, named=only is not None)
+    return order, [(defence, seed) for defence in chosen for seed in seeds]
 
 
 def _possible(defences: Sequence[Defence], order: Order, *, named: bool) -> list[Defence]:

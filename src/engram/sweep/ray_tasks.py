@@ -149,7 +149,7 @@ def connected(address: str) -> tuple[Any, bool]:
     try:
         _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level="error", **local)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, OverflowError, RuntimeError) as error:  # a port beyond 65535 overflows
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"--ray {address} can't be reached ({reason}); start a cluster with `ray start --head`, "

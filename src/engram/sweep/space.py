@@ -24,7 +24,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from engram.attacks.registry import RECIPES, setting_names
 from engram.attacks.settings import Haim2022
-from engram.core.errors import ConfigError, require, require_numbers
+from engram.core.errors import ConfigError, require, require_numbers, require_path
 from engram.models.tasks import Task
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def find_space(name: str) -> Space:
     """A preset, or a TOML file."""
     if name in PRESETS:
         return PRESETS[name]
-    path = Path(name)
+    path = require_path(name)
     if not path.exists():
         raise ConfigError(f"--space must be one of {', '.join(PRESETS)} or a TOML file, got {name!r}")
     return read_space(path)

@@ -22,7 +22,7 @@ from engram.models.view import AttackerView
 from engram.pipeline import compare
 from engram.sweep.executors import Executor, Job
 from engram.sweep.space import WARM_UP, NumberedSampler, SweepSpec, derived_seed, limits
-from engram.sweep.study import JOURNAL, ClaimedTrial, Ledger, Row, without_password
+from engram.sweep.study import JOURNAL, ClaimedTrial, Ledger, Row, open_storage, without_password
 from engram.sweep.trial import Ended, TrialOrder
 
 
@@ -100,6 +100,8 @@ class Sweep:
         self.spec = replace(self.spec, space=self.spec.space.for_task(self.view.task))
         # Whatever would fail in every trial fails here once, before any of them runs.
         make_attack(self.view, self.spec.space.recipe, self.spec.space.corner()).init()
+        if self.storage is not None:
+            open_storage(self.directory, self.storage)  # refused before anything is written
         settle(self.directory, self._record(), resume=self.resume)
         self.ledger = Ledger(
             directory=self.directory,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.core import files
-from engram.core.errors import CheckpointError, ConfigError, UnsupportedModelError, whole_numbers
+from engram.core.errors import CheckpointError, ConfigError, UnsupportedModelError, require_path, whole_numbers
 from engram.models.activations import activation_named
 from engram.models.architecture import Architecture
 from engram.models.networks import SUPPORTED, ConvNetwork, DenseNetwork, Network
@@ -159,7 +159,7 @@ class PublicCard:
 
     @classmethod
     def of(cls, model: Model) -> PublicCard:
-        if not isinstance(model, str | Path) or not Path(model).is_dir():
+        if not isinstance(model, str | Path) or not require_path(model).is_dir():
             return cls()
         path = Path(model) / CARD_FILE
         if not path.exists() and _is_foreign(Path(model)):
