@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import polars
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -16,6 +21,7 @@ from engram.auditing.visuals import values_section
 from engram.core.errors import DataError
 from engram.data.catalog import load
 from engram.data.own_files import load_csv, load_safetensors
+from engram.data.parquet import require_bounded
 from engram.data.sets import ImageSet
 
 TABLE = "age,sex,income,label\n44,F,1.5,yes\n30,M,2.5,no\n\n51,F,0.5,no\n"
@@ -117,3 +123,127 @@ def test_the_report_says_which_values_came_back(tmp_path: Path) -> None:
     assert [name for name, _, _ in found] == ["age", "weight", "income", "height", "sex"]
     assert isinstance(index, int)
     assert found[0][1:] == [f"{float(sets[0].images[index, 0]):.4g}", f"({float(sets[0].images[index, 0]):.4g})"]
+
+
+def frame(rows: int = 40) -> Any:
+    """A table with a column of every kind that both formats can hold."""
+    rng = np.random.default_rng(0)
+    return polars.DataFrame(
+        {
+            "age": rng.integers(18, 90, rows),
+            "weight": rng.normal(70, 10, rows),
+            "single": rng.normal(size=rows).astype(np.float32),
+            "smokes": rng.random(rows) > 0.5,
+            "sex": rng.choice(["F", "M"], rows),
+            "city": polars.Series(rng.choice(["New York", "Bonn", ""], rows)).cast(polars.Categorical),
+            "byte": rng.integers(0, 255, rows, dtype=np.uint8),
+            "label": rng.choice(["yes", "no"], rows),
+        }
+    )
+
+
+@pytest.mark.parametrize("label", ["", "#smokes", "#age"])
+def test_csv_and_parquet_of_one_table_give_the_same_bits(tmp_path: Path, label: str) -> None:
+    frame().write_parquet(tmp_path / "t.parquet", row_group_size=16)
+    frame().write_csv(tmp_path / "t.csv")
+    one, other = (load(f"{kind}:{tmp_path / 't'}.{kind}{label}") for kind in ("parquet", "csv"))
+    assert torch.equal(one.images, other.images)
+    assert torch.equal(one.labels, other.labels)
+    assert (one.columns, one.classes, one.name) == (other.columns, other.classes, other.name)
+    assert label or one.columns[3:8] == ("smokes", "sex=F", "sex=M", "city=", "city=Bonn")
+    assert label or set(one.images[:, 3].tolist()) == {0.0, 1.0}
+
+
+def test_lists_in_parquet_are_embeddings(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(6, 3))
+    path = tmp_path / "e.parquet"
+    polars.DataFrame({"emb": values.tolist(), "y": [0, 1] * 3}).write_parquet(path)
+    found = load(str(path))
+    assert found.columns == ("emb[0]", "emb[1]", "emb[2]")
+    np.testing.assert_array_equal(found.images.numpy(), values.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"a": [1.0, None], "y": [0, 1]}, "column 'a' has missing or infinite values"),
+        ({"a": [1.0, float("inf")], "y": [0, 1]}, "column 'a' has missing or infinite values"),
+        ({"a": [date(2020, 1, 1)] * 2, "y": [0, 1]}, "column 'a' is of the type Date; give it as it enters"),
+        ({"a": [[1.0], [1.0, 2.0]], "y": [0, 1]}, "column 'a' has lists of different lengths"),
+        ({"a": [1.0, 2.0], "y": [[0], [1]]}, "column 'y' has lists; can't be a label"),
+        ({"y": [0, 1]}, "must have records, a label and at least one other column"),
+        ({"a": [f"p{i}" for i in range(101)], "y": [0] * 101}, "column 'a' has 101 different texts"),
+    ],
+)
+def test_parquet_tables_that_can_not_be_read(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
+    polars.DataFrame(columns).write_parquet(tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=message):
+        load(str(tmp_path / "t.parquet"))
+
+
+def test_hostile_parquet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.parquet"
+    zeros = polars.Series(np.zeros(200_000))
+    polars.DataFrame({"a": zeros, "y": zeros.cast(polars.Int8)}).write_parquet(path)
+    assert path.stat().st_size < 5000  # and unpacks to 3 MB
+    monkeypatch.setattr("engram.data.sets.MAX_BYTES", 2_000_000)
+    with pytest.raises(DataError, match=r"refused: .* declares 3,200,000 bytes"):
+        load(str(path))
+    monkeypatch.undo()
+    frame().write_parquet(path, compression="uncompressed")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    with pytest.raises(DataError, match="not a whole Parquet file"):
+        load(str(path))
+    length = int.from_bytes(whole[-8:-4], "little")
+    path.write_bytes(whole[: -8 - length] + b"\xff" * length + whole[-8:])
+    with pytest.raises(DataError, match="its summary can't be read"):
+        load(str(path))
+    path.write_bytes(whole[:8] + b"\xff" * (len(whole) - 16 - length) + whole[-8 - length :])
+    with pytest.raises(DataError, match=r"is damaged|can't be read as Parquet"):  # whichever way polars ends
+        load(str(path))
+    with pytest.raises(DataError, match="there is no file"):
+        load(f"parquet:{tmp_path / 'none'}")
+
+
+def test_damaged_summaries_of_parquet_are_errors_not_crashes(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    frame(5).write_parquet(path)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        broken = bytearray(whole)
+        for place in rng.integers(len(whole) - int.from_bytes(whole[-8:-4], "little") - 8, len(whole), 3):
+            broken[place] = rng.integers(256)
+        path.write_bytes(bytes(broken))
+        with suppress(DataError):
+            require_bounded(path)
+
+
+def test_a_table_with_a_gap_in_its_numbers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="column 'a' has missing"):
+        load_csv(written(tmp_path / "t.csv", "a,label\n1.5,1\n,0\n"))
+
+
+def test_npy_with_labels_beside_or_in_the_last_column(tmp_path: Path) -> None:
+    values, labels = np.random.default_rng(0).normal(size=(6, 4)), np.array([0, 1, 2, 0, 1, 2])
+    path = tmp_path / "x.npy"
+    np.save(path, np.c_[values, labels])
+    np.save(tmp_path / "other.npy", labels[::-1].copy())
+    found = load(f"npy:{path}")
+    np.testing.assert_array_equal(found.images.numpy(), values.astype(np.float32))
+    assert found.labels.tolist() == labels.tolist()
+    assert load(f"{path}#other.npy").shape == (5,)
+    np.save(path, values)
+    with pytest.raises(DataError, match=r"has no labels: put them beside it as x_labels\.npy"):
+        load(str(path))
+    np.save(tmp_path / "x_labels.npy", labels)
+    assert load(str(path)).shape == (4,)
+    np.save(path, np.array([{}, {}]), allow_pickle=True)
+    with pytest.raises(DataError, match=r"not a whole \.npy file of numbers"):
+        load(str(path))
+    path.write_bytes(
+        b"\x93NUMPY\x01\x00v\x00{'descr': '<f8', 'fortran_order': False, 'shape': (99999999999, 9), }\n"
+    )
+    with pytest.raises(DataError, match=r"not a whole \.npy file of numbers"):
+        load(str(path))

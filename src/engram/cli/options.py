@@ -95,8 +95,9 @@ DataName = Annotated[
     str | None,
     typer.Option(
         "--data",
-        help="A name from `engram data list`; npz:PATH; safetensors:PATH (embeddings, labels); csv:PATH[#LABEL], "
-        "a table; or folder:PATH, whose pictures are resized to the model's input.",
+        help="A name from `engram data list`; npz:PATH; safetensors:PATH or npy:PATH[#LABELS] (embeddings, "
+        "labels); csv:PATH[#LABEL] or parquet:PATH[#LABEL], a table; or folder:PATH, whose pictures are resized "
+        "to the model's input.",
     ),
 ]
 Number = Annotated[

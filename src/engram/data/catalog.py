@@ -94,7 +94,7 @@ CATALOG: dict[str, Entry] = {
 
 
 def load(name: str, *, root: Path | None = None, train: bool = True) -> ImageSet:
-    """Load a data set by name, `npz:PATH`, `folder:PATH`, `csv:PATH`, `safetensors:PATH`, or by a plain path.
+    """Load a data set by name, by a plain path, or by kind and path: npz, npy, folder, csv, parquet, safetensors.
 
     >>> load("circle").shape
     (2,)
@@ -112,13 +112,17 @@ def load(name: str, *, root: Path | None = None, train: bool = True) -> ImageSet
 
     if kind == "folder":
         return own_files.load_folder(path, sides)
-    if kind == "csv":
+    if kind in ("csv", "parquet", "npy"):
         place, _, label = str(path).partition("#")
-        return own_files.load_csv(Path(place), label or None)
+        if kind == "parquet":
+            from engram.data.parquet import load_parquet
+
+            return load_parquet(Path(place), label or None)
+        return (own_files.load_csv if kind == "csv" else own_files.load_npy)(Path(place), label or None)
     return own_files.load_npz(path) if kind == "npz" else own_files.load_safetensors(path)
 
 
-FILES = ("npz", "csv", "safetensors")
+FILES = ("npz", "npy", "csv", "parquet", "safetensors")
 _SIZE = re.compile(r"^(?P<name>.+)@(?P<sides>[0-9]{1,5}x[0-9]{1,5}x[0-9]{1,5})$")
 
 
@@ -164,7 +168,7 @@ def _own_data(name: str) -> tuple[str, Path]:
     if colon and kind in ("folder", *FILES):
         return kind, Path(place).expanduser()
     path = Path(name).expanduser()
-    if (suffix := path.suffix.partition("#")[0].removeprefix(".")) in FILES:
+    if (suffix := Path(name.partition("#")[0]).suffix.removeprefix(".")) in FILES:
         return suffix, path
     if path.is_dir():
         return "folder", path
@@ -172,8 +176,8 @@ def _own_data(name: str) -> tuple[str, Path]:
     hint = f"did you mean {close[0]}? " if close else ""
     raise ConfigError(
         f"there is no data set {name!r}; {hint}choose one of {', '.join(CATALOG)}, "
-        "or your own as npz:PATH (arrays images, labels), folder:PATH (one subfolder per class), csv:PATH (a "
-        "table) or safetensors:PATH (embeddings, labels)"
+        "or your own as npz:PATH (arrays images, labels), folder:PATH (one subfolder per class), csv:PATH or "
+        "parquet:PATH (a table), npy:PATH or safetensors:PATH (embeddings, labels)"
     )
 
 

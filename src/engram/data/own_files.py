@@ -1,4 +1,4 @@
-"""Your own data: arrays (.npz, .safetensors), pictures (a folder, one subfolder per class), or a table (.csv)."""
+"""Your own data: arrays (.npz, .npy, .safetensors), pictures (a folder, a subfolder per class), a table (.csv)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -212,6 +212,7 @@ def _opened(file: Path) -> Iterator[Image.Image]:
 LABEL_NAMES = ("label", "labels", "target", "class", "y")
 MOST_VALUES = 100
 """A column of texts with more different values is a name or an identifier, not a feature."""
+MAX_COLUMNS = 100_000
 
 
 def load_safetensors(path: Path) -> ImageSet:
@@ -251,15 +252,38 @@ def load_csv(path: Path, label: str | None = None) -> ImageSet:
     if wrong := next((number for number, row in enumerate(records, 2) if len(row) != len(header)), None):
         raise DataError(f"{path}, line {wrong}: {len(header)} values expected; check the commas")
     named = {name: [row[place].strip() for row in records] for place, name in enumerate(header)}
+    return labelled_table(path, header, label, named.__getitem__, lambda name: _columns(path, name, named[name]))
+
+
+def labelled_table(
+    path: Path,
+    header: Sequence[str],
+    label: str | None,
+    texts: Callable[[str], list[str]],
+    numbers: Callable[[str], dict[str, Array]],
+) -> ImageSet:
+    """The records of a table whose columns are read by name: the label's as texts, the others' as numbers."""
     own = label or next((name for name in header if name.lower() in LABEL_NAMES), header[-1])
-    if own not in named:
+    if own not in header:
         raise DataError(f"{path} has no column {own!r}; it has {', '.join(header)[:200]}")
-    labels, classes = _labels(path, named.pop(own))
+    labels, classes = _labels(path, texts(own))
     columns: dict[str, Array] = {}
-    for name, values in named.items():
-        columns |= _columns(path, name, values)
+    for name in header:
+        found = {} if name == own else numbers(name)
+        if stray := next((key for key, values in found.items() if not _is_finite(values)), None):
+            raise DataError(f"{path}: column {stray!r} has missing or infinite values; fill them in")
+        if twice := next((key for key in found if key in columns), None):
+            raise DataError(f"{path} gives two columns the name {twice!r}; rename one")
+        columns |= found
+        if len(columns) > MAX_COLUMNS:
+            raise DataError(f"{path} has more than {MAX_COLUMNS:,} columns; is it the right file?")
+    within_bound(str(path), [len(labels), len(columns), 8])
     table = aligned(torch.from_numpy(np.stack(list(columns.values()), 1).astype(np.float32)))
     return ImageSet(table, labels, path.stem, classes, tuple(columns))
+
+
+def _is_finite(numbers: Array) -> bool:
+    return bool(np.abs(numbers).max() <= np.finfo(np.float32).max)  # written so that NaN fails too
 
 
 def _labels(path: Path, values: list[str]) -> tuple[Tensor, tuple[str, ...]]:
@@ -276,15 +300,67 @@ def _labels(path: Path, values: list[str]) -> tuple[Tensor, tuple[str, ...]]:
 
 
 def _columns(path: Path, name: str, values: list[str]) -> dict[str, Array]:
+    """Numbers as they are, true and false as 1 and 0, other texts as one column for each."""
+    lowered = {value.lower() for value in values}
+    if lowered <= {"true", "false"}:
+        return {name: np.array([value.lower() == "true" for value in values], np.float64)}
     try:
-        numbers = np.array([float(value) for value in values])
+        return {name: np.array([float(value) for value in values])}
     except ValueError:
-        different = sorted(set(values))
-        if len(different) > MOST_VALUES:
-            raise DataError(
-                f"{path}: column {name!r} has {len(different):,} different texts: is it a name? Leave it out"
-            ) from None
-        return {f"{name}={one}": np.array([value == one for value in values], np.float64) for one in different}
-    if not np.abs(numbers).max() <= np.finfo(np.float32).max:  # written so that NaN fails too
-        raise DataError(f"{path}: column {name!r} has missing or infinite values; fill them in")
-    return {name: numbers}
+        if "" in lowered and all(_is_number(value) for value in lowered if value):
+            raise DataError(f"{path}: column {name!r} has missing or infinite values; fill them in") from None
+        return text_columns(path, name, values)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def text_columns(path: Path, name: str, values: list[str]) -> dict[str, Array]:
+    """One column of 0 and 1 for each of the texts, in sorted order."""
+    different = sorted(set(values))
+    if len(different) > MOST_VALUES:
+        raise DataError(
+            f"{path}: column {name!r} has {len(different):,} different texts: is it a name? Leave it out"
+        )
+    return {f"{name}={one}": np.array([value == one for value in values], np.float64) for one in different}
+
+
+def load_npy(path: Path, labels: str | None = None) -> ImageSet:
+    """Read vectors or images as in an .npz file, with labels from another .npy file or the last column.
+
+    The labels are in the file of that name beside it, else in NAME_labels.npy, else the last column of a table
+    [n, d + 1], if that has whole numbers.
+    """
+    array = _mapped(path)
+    beside = path.with_name(labels or f"{path.stem}_labels.npy")
+    if labels is not None or beside.exists():
+        return arrays_set(path, array, _mapped(beside))
+    last = (
+        array[:, -1] if array.ndim == 2 and array.shape[1] > 1 and array.dtype.kind in "fiu" else np.array([0.5])
+    )
+    if not len(last) or not np.array_equal(last, np.floor(last)) or len(np.unique(last)) < 2:
+        raise DataError(
+            f"{path} has no labels: put them beside it as {beside.name}, name their file (npy:PATH#FILE.npy), or "
+            "add them as the last column, as whole numbers"
+        )
+    if not -1 < float(last.min()) <= float(last.max()) < MAX_CLASSES:  # before they are made whole numbers
+        raise DataError(f"{path}: labels must be classes 0, 1, ... below {MAX_CLASSES}; renumber them")
+    return arrays_set(path, array[:, :-1].astype(np.float64), last.astype(np.int64))
+
+
+def _mapped(path: Path) -> Array:
+    """The array of an .npy file; its declared size must be that of the file, and nothing is unpickled."""
+    try:
+        within_bound(str(path), [path.stat().st_size])
+        return np.array(np.lib.format.open_memmap(path, mode="r"))
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}; check the path") from error
+    except Exception as error:  # damaged headers raise almost anything, down to an error of the tokenizer
+        raise DataError(
+            f"{path} is not a whole .npy file of numbers ({error}); write it with numpy.save"
+        ) from error
