@@ -24,6 +24,7 @@ from engram.data.sets import ImageSet
 from engram.members.membership import MembershipRecord, membership, task_of
 from engram.members.scores import Runner, in_process
 from engram.models.networks import Network
+from engram.models.open.lora import read_adapter, with_adapter
 from engram.models.view import AttackerView, Normalization
 from engram.render.html import (
     PAGE_FILE,
@@ -173,6 +174,7 @@ def run_membership(
     mean: str = "auto",
     normalize: str | None = None,
     view: AttackerView[Network] | None = None,
+    adapter: Path | None = None,
     batch: int = 64,
     command: str | None = None,
     not_tried: str | None = None,
@@ -185,8 +187,9 @@ def run_membership(
     """Ask a module which of `train` it was trained on; `held_out` is the control.
 
     `view` is what a file said about the model, if the module was made from it: then the module applies the scale
-    of the normalisation itself.
+    of the normalisation itself. With an `adapter`, the module is the base model, and the adapter is asked.
     """
+    whole = model if adapter is None else with_adapter(model, read_adapter(adapter))[0]
     for what, one, shape in (("the data", train, input_shape or train.shape), ("held_out", held_out, train.shape)):
         require(
             one.shape == tuple(shape),
@@ -195,17 +198,18 @@ def run_membership(
             "x".join(map(str, one.shape)),
             "choose the data that the model was trained on",
         )
-    meaning = task_of(model, train.images[:2], int(max(train.labels.max(), held_out.labels.max())), task)
+    meaning = task_of(whole, train.images[:2], int(max(train.labels.max(), held_out.labels.max())), task)
     known = view.normalization if view is not None else None
     if view is None and normalize is not None:
         known = Normalization.parse(normalize)
-    chosen = chosen_preprocessing(model, meaning, train, held_out, mean, known, view=view)
+    chosen = chosen_preprocessing(whole, meaning, train, held_out, mean, known, view=view)
     found = doubts(view, chosen, train)
     sources = (InputBatches(one, chosen, batch) for one in (train, held_out))
     record = membership(
         model,
         *sources,
         task=meaning.name,
+        adapter=adapter,
         run=run,
         snapshot=None if directory is None else directory / SNAPSHOT_FILE,
         resume=resume,

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from engram.models.view import AttackerView
 
 
+USED = 0.01
+"""Directions of an update with a smaller share of its largest singular value are not counted."""
 EXAMPLES = (
     "Examples: engram inspect model.pt --input-shape 3x32x32; engram inspect model.pt --input-shape 3x32x32 "
     "--data folder:my_training_images -n 500 --plot inspection.png; engram inspect runs/gate --with-data --json"
@@ -69,8 +71,14 @@ def inspect(
     from engram.auditing.verdict import inspection_record, judge
     from engram.core.errors import ConfigError, require
     from engram.members.kkt import dense_part
+    from engram.models.open.lora import is_adapter
 
     require(plot is None or plot.suffix == ".png", "--plot", "must end in .png", str(plot))
+    if is_adapter(model):
+        if stray := [name for name, one in (("--data", data), ("-n", n), ("--plot", plot)) if one is not None]:
+            raise ConfigError(f"{stray[0]} does nothing for an adapter, which is no whole model; leave it out")
+        show_adapter(model, as_json)
+        return
     opening = {"input_shape": input_shape, "task": task, "arch": arch, "activation": activation}
     view = opt.opened_view(
         model, {**opening, "normalize": normalize, "head": head, "base": base, "base_seed": base_seed}
@@ -113,6 +121,47 @@ def inspect(
     if plot is not None:
         write_figure(plot, view, description, examination, title=f"{model}: {description.name}")
         typer.echo(f"wrote {plot}", err=as_json)
+
+
+def show_adapter(path: Path, as_json: bool) -> None:
+    """The layers that a LoRA adapter changes, and how much of its rank each update uses."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from engram.models.open.lora import read_adapter
+
+    adapter = read_adapter(path)
+    rows = []
+    for name, low in adapter.layers.items():
+        values = low.singular_values
+        used = int((values > USED * values.max()).sum()) if float(values.max()) > 0 else 0
+        rows.append((name, low.rank, list(low.shape), low.scale, float(values.norm()), used))
+    if as_json:
+        keys = ("layer", "rank", "shape", "scale", "norm", "directions")
+        layers = [dict(zip(keys, row, strict=True)) for row in rows]
+        found = {
+            "adapter": str(path),
+            "parameters": adapter.parameters,
+            "layers": layers,
+            "whole": list(adapter.whole),
+        }
+        typer.echo(json.dumps(found, indent=2, allow_nan=False))
+        return
+    table = Table(
+        "layer", "shape", "rank", "scale", "size of the update", f"directions above {USED:.0%} of the largest"
+    )
+    for name, rank, shape, scale, norm, used in rows:
+        table.add_row(name, "x".join(map(str, shape)), str(rank), f"{scale:g}", f"{norm:.3g}", str(used))
+    console = Console()
+    console.print(table)
+    if adapter.whole:
+        console.print(f"Trained as a whole: {', '.join(adapter.whole)}")
+    console.print(
+        f"A LoRA adapter of {adapter.parameters:,} values: nothing but what training wrote. Ask which records it "
+        f"was trained on: engram membership BASE --model-code FILE.py:FUNCTION --adapter {path} --data ... "
+        "--held-out ...",
+        style="bold",
+    )
 
 
 def show(description: Description, examination: Examination | None, verdict: Verdict) -> None:

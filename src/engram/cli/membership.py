@@ -30,6 +30,8 @@ EXAMPLES = (
     "-o runs/members; "
     "engram membership resnet.pt --model-code my_model.py:build --data folder:train --held-out folder:held "
     "-o runs/members; "
+    "engram membership base.pt --model-code my_model.py:build --adapter my_adapter --data folder:train "
+    "--held-out folder:held -o runs/members; "
     "engram membership runs/gate --with-data -o runs/members"
 )
 
@@ -41,6 +43,14 @@ def membership(
     data: opt.DataName = None,
     held_out: opt.HeldOut = None,
     model_code: opt.ModelCode = None,
+    adapter: Annotated[
+        Path | None,
+        typer.Option(
+            "--adapter",
+            help="A LoRA adapter of PEFT for MODEL, the base: which records was the adapter trained on? Its "
+            "layers are found by name, so it needs --model-code.",
+        ),
+    ] = None,
     input_shape: opt.InputShape = None,
     arch: opt.Arch = None,
     activation: opt.ActivationName = None,
@@ -148,6 +158,7 @@ def ask(
             mean=given["mean"],
             normalize=given["normalize"],
             view=view,
+            adapter=None if given.get("adapter") is None else Path(given["adapter"]),
             batch=given.get("batch", 64),
             command=opt.command_line(out, resume=resume),
             not_tried=not_tried,
@@ -186,6 +197,11 @@ def opened(model: Path, given: Mapping[str, Any]) -> tuple[nn.Module, AttackerVi
     from engram.models.open.modules import as_module, built_module
 
     if given["model_code"] is None:
+        if given.get("adapter") is not None:
+            raise ConfigError(
+                "--adapter names the layers of the base model; give the code that builds it with --model-code "
+                "FILE.py:FUNCTION"
+            )
         view = opt.opened_view(model, given)
         return as_module(view.network), view
     if stray := [name for name in ("input_shape", "arch", "activation", "head") if given[name] is not None]:

@@ -122,6 +122,7 @@ def _unpack(path: Path, place: Path) -> None:
 
     described: dict[str, Any] = {}
     arrays: dict[str, Any] = {}
+    found: dict[str, Any]
     try:
         frame = polars.read_parquet(path, glob=False, hive_partitioning=False)
         for number, name in enumerate(frame.columns):

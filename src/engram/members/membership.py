@@ -27,6 +27,7 @@ from engram.members.layers import Margin, as_fed
 from engram.members.pool import Control, Pool, Records
 from engram.members.scores import ChunkStore, Runner, combine, in_process, score_layers
 from engram.models.open.door import Model, open_view
+from engram.models.open.lora import read_adapter, with_adapter
 from engram.models.open.modules import as_module
 from engram.models.tasks import Binary, Regression, Task, infer_task, task_named
 from engram.scoring.curves import (
@@ -179,6 +180,7 @@ def membership(
     input_shape: Sequence[int] | str | None = None,
     task: str | None = None,
     arch: str | None = None,
+    adapter: Path | None = None,
     batch: int = 64,
     run: Runner = in_process,
     snapshot: Path | None = None,
@@ -193,13 +195,19 @@ def membership(
                arrays; or batches of such, e.g. a DataLoader that does not shuffle, which is read several times
     held_out   the same for records of the same kind that training never saw; several hundred, if possible
     task       what the outputs mean; default: binary for one output, else classes
+    adapter    a directory with a LoRA adapter of PEFT for the model, a module: it is asked, not the base
     run        where chunks of records are computed: here, or in N processes with `Forked(N)`
     snapshot   a file for what was computed so far, from which a killed run can `resume`
     """
     started = time.perf_counter()
     if not isinstance(model, nn.Module):
         view = open_view(model, input_shape=input_shape, task=task, arch=arch)
+        if adapter is not None:
+            raise ConfigError("an adapter names the layers of a module; give the base model as a module")
         model, task = as_module(view.network), view.task.name
+    only = None
+    if adapter is not None:
+        model, only = with_adapter(model, read_adapter(adapter))
     pool = Pool.of(records, held_out, batch=batch, progress=progress)
     with _in_eval_mode(model):
         require(int(pool.labels.min()) >= 0, "labels", "must not be negative", int(pool.labels.min()))
@@ -208,7 +216,7 @@ def membership(
         store = ChunkStore(snapshot, _digest(model, pool), snapshot_every)
         if resume:
             store.resume()
-        found = score_layers(model, pool, margin, run=run, store=store, progress=progress)
+        found = score_layers(model, pool, margin, only=only, run=run, store=store, progress=progress)
     mixture = combine(torch.stack([one.double() for one in found.scores.values()], 1))
     n, scores = pool.records, mixture.scores
     tests = [

@@ -14,7 +14,7 @@ training the direction is arbitrary, and then members and controls score alike i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -280,18 +280,20 @@ def score_layers(
     *,
     interference: float = INTERFERENCE,
     widest: int = WIDEST,
+    only: Collection[str] | None = None,
     run: Runner = in_process,
     store: ChunkStore | None = None,
     progress: Progress = silent,
 ) -> LayerScores:
     """Score every record of the pool at every layer of a model in eval mode.
 
-    The pool holds the records in question and the controls, so that all of them are treated alike.
+    The pool holds the records in question and the controls, so that all of them are treated alike. `only` names
+    the layers to ask, if training left the others as they were.
     """
     if model.training:
         raise ConfigError("the model is in training mode, where records influence each other; call model.eval()")
     require(interference > 0, "interference", "must be positive", interference)
-    reading, left_out = _prepared(model, pool, margin, widest)
+    reading, left_out = _prepared(model, pool, margin, widest, only)
     kept = ChunkStore() if store is None else store
     references = min(len(pool), REFERENCES)
     whole = 2 * references + len(pool)
@@ -337,9 +339,13 @@ def score_layers(
     return LayerScores(margins, scores, left_out, _notes(reading.filters, fitted, len(pool)))
 
 
-def _prepared(model: nn.Module, pool: Pool, margin: Margin, widest: int) -> tuple[Reading, dict[str, str]]:
+def _prepared(
+    model: nn.Module, pool: Pool, margin: Margin, widest: int, only: Collection[str] | None
+) -> tuple[Reading, dict[str, str]]:
     """Empty filters and fits of the layers that one record reaches, and why others are left out."""
     layers = readable_layers(model)
+    if only is not None:
+        layers = {name: layer for name, layer in layers.items() if name in only}
     if not layers:
         raise ConfigError(f"no layer of {type(model).__name__} can be read: it has no Linear or Conv layer")
     inputs, labels = next(iter(pool))

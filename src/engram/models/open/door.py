@@ -162,6 +162,12 @@ class PublicCard:
         if not isinstance(model, str | Path) or not require_path(model).is_dir():
             return cls()
         path = Path(model) / CARD_FILE
+        if (Path(model) / "adapter_config.json").is_file():
+            raise CheckpointError(
+                f"{model} is an adapter, an update of another model. `engram inspect {model}` shows it; ask which "
+                "records it was trained on with `engram membership BASE --model-code FILE.py:FUNCTION --adapter "
+                f"{model}`"
+            )
         if not path.exists() and _is_foreign(Path(model)):
             return cls()
         if not path.exists():
