@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 
 from engram.attacks.reconstruction import Attack, Reconstruction
 from engram.auditing.comparison import SURE, Baseline, BlindView, Comparison, Risk
@@ -109,6 +110,16 @@ class AttackSummary:
 
 
 @dataclass(frozen=True, eq=False)
+class Illustration:
+    """Pictures [k, C, H, W] made from embeddings that came back, above the records, and the same for controls."""
+
+    made: Tensor
+    records: Tensor
+    held_out_made: Tensor
+    held_out: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class AuditRecord:
     """The result of `engram.audit`; `comparison` is None in blind mode."""
 
@@ -126,6 +137,8 @@ class AuditRecord:
     seconds: float
     command: str | None = None
     """The command line, if the audit was started from one."""
+    illustration: Illustration | None = None
+    """Of embeddings that came back, if what made them can be inverted."""
 
     @property
     def architecture(self) -> str | None:

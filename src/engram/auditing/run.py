@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from engram.attacks.inversion import InversionSettings
+from engram.attacks.inversion import InversionSettings, pictures_of
 from engram.attacks.reconstruction import Attack
 from engram.attacks.registry import make_attack
 from engram.attacks.settings import EngineSettings
 from engram.auditing.comparison import (
+    Comparison,
     Samples,
     Scale,
     audit_data,
@@ -26,12 +30,12 @@ from engram.auditing.comparison import (
 from engram.auditing.inspect import describe
 from engram.auditing.preprocessing import chosen_preprocessing, judged_mean
 from engram.auditing.preprocessing import doubts as doubts_about
-from engram.auditing.record import AttackSummary, AuditRecord, Timeline
+from engram.auditing.record import AttackSummary, AuditRecord, Illustration, Timeline
 from engram.auditing.verdict import decide, judge
-from engram.core.errors import ConfigError
+from engram.core.errors import ConfigError, require
 from engram.core.loop import Progress, by_share, silent
 from engram.core.runs import versions
-from engram.data.sets import Split
+from engram.data.sets import ImageSet, Split
 from engram.members.kkt import dense_part
 from engram.models.networks import Network
 from engram.models.open.door import Model, model_name, open_view
@@ -40,6 +44,8 @@ from engram.models.view import AttackerView
 from engram.pipeline import attack, default_protocol
 
 TIMELINE_FILE = "timeline.jsonl"
+Embed = Callable[[Tensor], Any]
+"""From images [b, *shape] to embeddings [b, d]: a function, or a torch module."""
 
 
 def audit(
@@ -54,6 +60,7 @@ def audit(
     normalize: Any = None,
     activation: str | None = None,
     head: str | None = None,
+    embed: Embed | None = None,
     base: Model | None = None,
     base_seed: int | None = None,
     task: str | None = None,
@@ -72,6 +79,9 @@ def audit(
     mean         [*shape], the mean subtracted from inputs before the network sees them; None is the mean of
                  `train`; use zeros if the network takes pixels as they are
     std          what inputs are then divided by; with `mean` this is the same as normalize=(mean, std)
+    embed        what turns images [b, *shape] into what the model, a head, takes: records are embedded in batches,
+                 attacked and asked as embeddings [b, d], by default as they are (mean zero). With a torch module,
+                 the report also shows pictures with the embeddings that came back, as an illustration
     seconds      time for the attack; baselines and scoring come on top
     directory    where the run writes its files, so that it can `resume` after a kill
     """
@@ -79,6 +89,19 @@ def audit(
         if normalize is not None or mean is None:
             raise ConfigError("std needs a mean; give both, or normalize=(mean, std)")
         normalize, mean = (mean, std), None
+    pictures = None
+    if embed is not None:
+        if train is None:
+            raise ConfigError("embed has no effect without train; give the training records too")
+        shown = [None if one is None else images_of(one) for one in (train, held_out)]
+        train = embedded(embed, train, "train")
+        held_out = None if held_out is None else embedded(embed, held_out, "held_out")
+        width = images_of(train).shape[1]
+        input_shape = (width,) if input_shape is None else input_shape
+        if mean is None and normalize is None:
+            mean = torch.zeros(width)
+        if isinstance(embed, nn.Module) and shown[0] is not None and shown[0].ndim == 4:
+            pictures = partial(illustrated, embed, shown[0], shown[1])
     view = open_view(
         model,
         input_shape=input_shape,
@@ -107,7 +130,67 @@ def audit(
         resume=resume,
         progress=progress,
         doubts=() if data is None else data_doubts(view, data),
+        pictures=pictures,
     )
+
+
+EMBEDDED_AT_ONCE = 64
+MOST_ILLUSTRATED = 8
+
+
+def images_of(samples: Samples) -> Tensor:
+    """The images of an ImageSet or of (images, labels)."""
+    found = samples.images if isinstance(samples, ImageSet) else samples[0]
+    return torch.as_tensor(found).detach().cpu().float()
+
+
+def embedded(embed: Embed, samples: Samples, name: str) -> Samples:
+    """The same records as embeddings [n, d], made in batches; a module is in eval mode meanwhile."""
+    images, parts = images_of(samples), []
+    with torch.no_grad(), evaluating(embed):
+        for some in torch.split(images, EMBEDDED_AT_ONCE):
+            part = torch.as_tensor(embed(some))
+            require(len(part) == len(some), "embed", "must give one embedding per image", tuple(part.shape))
+            parts.append(part.detach().cpu().float().flatten(1))
+    require(len(parts) > 0, name, "must contain at least one record", 0, "choose other data")
+    if isinstance(samples, ImageSet):
+        return replace(samples, images=torch.cat(parts), columns=())
+    return torch.cat(parts), *samples[1:]
+
+
+@contextmanager
+def evaluating(embed: Embed) -> Iterator[None]:
+    """A module in eval mode; every part's mode is restored afterwards."""
+    modes = {part: part.training for part in embed.modules()} if isinstance(embed, nn.Module) else {}
+    for part in modes:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def illustrated(
+    embed: nn.Module, images: Tensor, held_out: Tensor | None, comparison: Comparison
+) -> Illustration | None:
+    """Pictures with the embeddings that came back, best first, and with those nearest to held-out records."""
+    threshold, tables = comparison.threshold, (comparison.score.train, comparison.score.held_out)
+    hits = tables[0].passing(threshold.metric, threshold.value)
+    order = [row for row in tables[0].distance.argsort(stable=True).tolist() if bool(hits[row])][:MOST_ILLUSTRATED]
+    if not order:
+        return None
+    shape = tuple(images.shape[1:])
+    others = near = images[:0]
+    with evaluating(embed):
+        made = pictures_of(embed, tables[0].reconstruction[order], shape)
+        if tables[1] is not None and held_out is not None:
+            rows = tables[1].distance.argsort(stable=True)[: len(order)]
+            others, near = (
+                held_out[tables[1].sample[rows]],
+                pictures_of(embed, tables[1].reconstruction[rows], shape),
+            )
+    return Illustration(made, images[tables[0].sample[order]], near, others)
 
 
 def data_doubts(view: AttackerView[Network], data: Split) -> tuple[str, ...]:
@@ -135,8 +218,12 @@ def run_audit(
     progress: Progress = silent,
     command: str | None = None,
     doubts: tuple[str, ...] = (),
+    pictures: Callable[[Comparison], Illustration | None] | None = None,
 ) -> AuditRecord:
-    """Audit with the chosen attack; with a directory, write the report and its files there."""
+    """Audit with the chosen attack; with a directory, write the report and its files there.
+
+    `pictures` illustrates embeddings that came back.
+    """
     started = time.monotonic()
     view = chosen.view.to("cpu")
     part = dense_part(view)
@@ -174,6 +261,7 @@ def run_audit(
         versions=versions(),
         seconds=time.monotonic() - started,
         command=command,
+        illustration=None if comparison is None or pictures is None else pictures(comparison),
     )
     if directory is not None:
         record.save(directory)

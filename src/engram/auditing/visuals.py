@@ -27,6 +27,52 @@ if TYPE_CHECKING:
 
 MOST_PAIRS, MOST_OPEN = 500, 60
 """Pairs on the page, and how many of them are not folded away."""
+ILLUSTRATED = (
+    "An illustration, not a measurement. These pictures were not read out of the weights: an embedding was, and "
+    "the smoothest picture was searched for whose embedding is near it, through the backbone. What the backbone "
+    "ignores is made up. The counts of this report compare embeddings; pictures are not scored."
+)
+
+
+def illustration_sections(record: AuditRecord) -> list[Section]:
+    """Pictures made from embeddings that came back, above the records, and beside them the control."""
+    shown = record.illustration
+    if shown is None:
+        return []
+    parts = (
+        (
+            "illustration",
+            "What the embeddings that came back may look like",
+            [ILLUSTRATED],
+            shown.made,
+            shown.records,
+        ),
+        (
+            "illustration-control",
+            "The control of the illustration",
+            [
+                "The same search from the candidates nearest to held-out records. A likeness here comes from the "
+                "backbone and from chance, and one above has to be better than this."
+            ],
+            shown.held_out_made,
+            shown.held_out,
+        ),
+    )
+    return [
+        Section(anchor, title, text, gallery=_made_gallery(made, records), reader="engineer")
+        for anchor, title, text, made, records in parts
+        if len(made)
+    ]
+
+
+def _made_gallery(made: Tensor, records: Tensor) -> Gallery:
+    pictures = [
+        Picture(data_uri(one), "Picture made from an embedding", "made", data_uri(record), "The record itself")
+        for one, record in zip(made, records, strict=True)
+    ]
+    return Gallery(pictures, len(made), has_originals=True)
+
+
 MOST_CANDIDATES = 200
 MOST_BASELINE = 60
 SOME_OPEN = 12
