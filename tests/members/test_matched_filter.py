@@ -10,16 +10,19 @@ from engram.core.errors import ConfigError
 from engram.members.layers import (
     Layer,
     LayerPass,
+    bias_of,
     blocks_of,
     blocks_of_vectors,
     columns_of,
     layer_weight,
+    layers_read,
     passes,
     readable_layers,
+    record_axes,
 )
-from engram.members.matched_filter import Directions
+from engram.members.matched_filter import Directions, left_out_scores
 from engram.members.pool import Pool
-from engram.members.scores import FILTER, LayerScores, score_layers
+from engram.members.scores import FILTER, FIT, LayerScores, score_layers
 
 LAYERS: dict[str, tuple[Layer, tuple[int, ...]]] = {
     "linear": (nn.Linear(6, 4), (6,)),
@@ -64,8 +67,12 @@ def by_autograd(model: nn.Module, layer: Layer, inputs: Tensor, labels: Tensor) 
     """The gradient of one record's margin after another, [n, g, q, p]."""
     rows = []
     for one, label in zip(inputs[:, None], labels[:, None], strict=True):
-        parameters = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+        bias = bias_of(layer)
+        parameters = [layer.weight] if bias is None else [layer.weight, bias]
         gradients = torch.autograd.grad(margin(model(one), label).sum(), parameters)
+        if isinstance(layer, nn.Embedding):
+            rows.append(gradients[0].T[None])
+            continue
         groups = getattr(layer, "groups", 1)
         by_group = [gradients[0].reshape(groups, len(gradients[0]) // groups, -1)]
         by_group += [value.reshape(groups, -1, 1) for value in gradients[1:]]
@@ -254,23 +261,142 @@ def test_a_small_pool_gives_the_same_scores_as_the_whole_basis() -> None:
 class Words(nn.Module):
     """A transformer of torch's own, whose fused path for inference calls no module."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, batch_first: bool = True, padding: int | None = None) -> None:
         super().__init__()
-        self.embed = nn.Embedding(20, 8)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.batch_first = batch_first
+        self.embed = nn.Embedding(20, 8, padding_idx=padding)
+        self.place = nn.Parameter(torch.randn(5, 1, 8))
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first)
         self.head = nn.Linear(8, 2)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        outputs: Tensor = self.head(self.layer(self.embed(tokens)).mean(1))
+        hidden = self.embed(tokens.T) + self.place
+        hidden = self.layer(hidden.transpose(0, 1)) if self.batch_first else self.layer(hidden).transpose(0, 1)
+        outputs: Tensor = self.head(hidden.mean(1))
         return outputs
 
 
-def test_tokens_through_a_transformer_with_frozen_weights() -> None:
-    model = Words().double().eval().requires_grad_(False)
-    tokens = torch.randint(0, 20, (12, 5), generator=torch.Generator().manual_seed(0))
-    found = scored(model, tokens, torch.arange(12) % 2)
-    assert {layer for layer, _ in found.scores} == {"layer.linear1", "layer.linear2", "head"}
-    assert found.left_out.keys() == {"layer.self_attn.out_proj"}
+def words(n: int, length: int = 5) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 20, (n, length), generator=generator), torch.arange(n) % 2
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_tokens_through_a_transformer_with_frozen_weights(batch_first: bool) -> None:
+    model = Words(batch_first=batch_first).double().eval().requires_grad_(False)
+    found = scored(model, *words(12))
+    inside = {f"layer.{name}" for name in ("self_attn.in_proj", "self_attn.out_proj", "linear1", "linear2")}
+    assert {layer for layer, _ in found.scores} == inside | {"embed", "head"}
+    assert found.left_out.keys() == {"place"}
+    assert "not the weight of a Linear, Conv or Embedding layer" in found.left_out["place"]
+
+
+class Mixing(nn.Module):
+    """Attention whose keys and values come from elsewhere, with masks, between embedded tokens."""
+
+    def __init__(self, **options: bool | int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 8, padding_idx=3)
+        self.other = nn.Linear(8, int(options.get("kdim", 8)))
+        self.mix = nn.MultiheadAttention(8, 2, **options)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        queries = self.embed(tokens)
+        keys = self.other(queries)[:, :4]
+        if not self.mix.batch_first:
+            queries, keys = queries.transpose(0, 1), keys.transpose(0, 1)
+        hidden, weights = self.mix(queries, keys, keys, key_padding_mask=tokens[:, :4] == 7)
+        if self.mix.kdim == 8:
+            hidden, _ = self.mix(hidden, hidden, hidden, need_weights=False)
+        hidden = hidden if self.mix.batch_first else hidden.transpose(0, 1)
+        outputs: Tensor = hidden.flatten(1)[:, :2] + weights.square().sum((1, 2))[:, None]
+        return outputs
+
+
+OPTIONS: dict[str, dict[str, bool | int]] = {
+    "batch first": {"batch_first": True},
+    "batch second": {},
+    "keys of another size": {"kdim": 6, "vdim": 6, "batch_first": True},
+    "without bias": {"bias": False, "batch_first": True},
+    "bias as a further key, zeros as another": {"add_bias_kv": True, "add_zero_attn": True},
+}
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_attention_is_read_and_computes_the_same(kind: str) -> None:
+    torch.manual_seed(0)
+    model = Mixing(**OPTIONS[kind]).double().eval()
+    tokens, labels = words(6)
+    layers = layers_read(model)
+    margins, found = passes(model, layers, tokens, labels, margin, record_axes(model, layers, tokens[:2]))
+    torch.testing.assert_close(margins, margin(model(tokens), labels), rtol=1e-12, atol=1e-12)
+    own = {name: layer for name, layer in layers.items() if name in dict(model.named_modules())}
+    assert len(layers) - len(own) == (3 if "kdim" in OPTIONS[kind] else 1)
+    for name, layer in own.items():
+        expected = by_autograd(model, layer, tokens, labels)
+        torch.testing.assert_close(found[name].gradients(), expected, rtol=1e-9, atol=1e-12)
+    bias = model.mix.in_proj_bias
+    for place, name in enumerate(name for name in layers if name not in own):
+        weight = getattr(model.mix, name.removeprefix("mix.") + "_weight")
+        for one in range(len(tokens)):
+            value = margin(model(tokens[one : one + 1]), labels[one : one + 1]).sum()
+            gradients = torch.autograd.grad(value, [weight] if bias is None else [weight, bias])
+            rows = [gradients[0]]
+            if bias is not None:
+                rows.append(gradients[1].reshape(-1, len(weight))[place][:, None])
+            torch.testing.assert_close(found[name].gradients()[one, 0], torch.cat(rows, 1), rtol=1e-9, atol=1e-12)
+    assert "forward" not in model.mix.__dict__
+
+
+def test_an_embedding_is_a_layer_with_inputs_of_one_and_zero() -> None:
+    """Rows of the table, streamed, give what the whole one-hot layer gives in memory."""
+    torch.manual_seed(0)
+    model = Words(padding=2).double().eval()
+    tokens, labels = words(30)
+    layers = layers_read(model)
+    axes = record_axes(model, layers, tokens[:2])
+    one = passes(model, layers, tokens, labels, margin, axes)[1]["embed"]
+    gradients = one.gradients()
+    torch.testing.assert_close(gradients.mT[:, 0], _by_rows(one), rtol=1e-12, atol=1e-12)
+    found = scored(model, tokens, labels, batch=7)
+    weight, vectors = layer_weight(model.embed), one.rows()[2]
+    _, rows = torch.linalg.eigh(vectors.T @ vectors)
+    turned, energy = rows.T @ gradients[:, 0], (rows.T @ weight[0]).square()
+    used = gradients[:, 0].abs().sum((0, 1)) > 0
+    assert int((~used).sum()) == 1  # the padding alone
+    moments, energy = turned.square().mean(0)[:, used], energy[:, used]
+    noise = energy.median() / 0.4549
+    scale = (energy.sum() - noise * energy.numel()).clamp(min=0) / moments.sum()
+    gain = 1 / (3.0 * scale * moments + noise)
+    turned = turned[:, :, used]
+    match = (gain * (rows.T @ weight[0])[:, used] * turned).sum((1, 2))
+    expected = match / (gain * turned.square()).sum((1, 2)).sqrt()
+    torch.testing.assert_close(found.scores["embed", FILTER], expected, rtol=1e-9, atol=1e-9)
+    flat = gradients.flatten(1)
+    fitted = left_out_scores(flat @ flat.T, flat @ weight.flatten(), float(weight.square().sum()), weight.numel())
+    torch.testing.assert_close(found.scores["embed", FIT], fitted, rtol=1e-6, atol=1e-6)
+
+
+def _by_rows(one: LayerPass) -> Tensor:
+    owners, indices, signals = one.rows()
+    table = signals.new_zeros(one.records, 20, 8)
+    table[owners, indices] = signals
+    return table
+
+
+def test_bags_are_left_out_and_said() -> None:
+    model = nn.Sequential(nn.EmbeddingBag(20, 4), nn.Linear(4, 2)).double().eval()
+    found = scored(model, *words(12))
+    assert {layer for layer, _ in found.scores} == {"1"}
+    assert found.left_out.keys() == {"0.weight"}
+
+
+def test_a_large_vocabulary_takes_no_eigenbasis() -> None:
+    large = nn.Sequential(nn.Embedding(400_000, 4), nn.Flatten(), nn.Linear(20, 2)).eval()
+    tokens, labels = words(200)
+    found = scored(large, 20_000 * tokens, labels)
+    assert found.scores["0", FILTER].isfinite().all()
+    assert found.notes == ()
 
 
 def test_the_model_is_left_as_it_was() -> None:

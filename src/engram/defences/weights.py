@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.utils.parametrize import is_parametrized
 
 from engram.core.errors import ConfigError, require
-from engram.members.layers import Layer, as_fed, columns_of, layer_weight, readable_layers
+from engram.members.layers import Mendable, as_fed, columns_of, layer_weight, readable_layers
 from engram.models.tasks import Task
 
 MOST_COLUMNS = 4000
@@ -63,7 +63,7 @@ class Mend(Protocol):
         """A changed copy."""
 
 
-def set_weight(layer: Layer, value: Tensor) -> None:
+def set_weight(layer: Mendable, value: Tensor) -> None:
     """Put [W b], [g, q, p], into a layer, in its own precision."""
     weight = layer.weight
     wide = weight[0].numel()
@@ -74,7 +74,7 @@ def set_weight(layer: Layer, value: Tensor) -> None:
 
 
 @torch.no_grad()
-def entering(model: nn.Module, layer: Layer, inputs: Tensor, seed: int = 0) -> Tensor:
+def entering(model: nn.Module, layer: Mendable, inputs: Tensor, seed: int = 0) -> Tensor:
     """What meets a layer's [W b], [g, m, p], at up to `MOST_COLUMNS` positions chosen at random."""
     seen: list[Tensor] = []
     handle = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
@@ -103,7 +103,7 @@ def copied(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model).eval()
 
 
-def layers_of(model: nn.Module) -> list[tuple[str, Layer]]:
+def layers_of(model: nn.Module) -> list[tuple[str, Mendable]]:
     return list(readable_layers(model).items())
 
 

@@ -264,14 +264,18 @@ class LayerFilter:
             self.moments = torch.zeros_like(self.moments)
         self.entering, self.leaving = Directions(0), Directions(0)  # they are not needed any more
 
-    def add_moments(self, gradients: Tensor) -> None:
-        """Of per-sample gradients [b, g, q, p] at a layer with positions."""
-        for some in self._rotated(gradients):
+    def add_moments(self, one: LayerPass) -> None:
+        """At a layer with positions."""
+        for some in self._rotated(one.gradients()):
             self.moments += some.square().sum(0, dtype=torch.float64) / self.samples
+
+    def _turned(self) -> Tensor:
+        """The weight in the eigenbasis."""
+        return self.rows.transpose(1, 2) @ self.weight @ self.columns
 
     def close(self, interference: float) -> None:
         """Fix the gain once the moments are known."""
-        weight = self.rows.transpose(1, 2) @ self.weight @ self.columns
+        weight = self._turned()
         energy = weight.square()
         outside = self.weight.numel() - energy.numel()
         if outside >= energy.numel():  # no record reaches there, so it is noise alone
@@ -311,6 +315,105 @@ class LayerFilter:
             turned = (some.reshape(g, b * q, p) @ columns).reshape(g, b, q, -1).transpose(1, 2)  # [g, q, b, p]
             turned = rows.transpose(1, 2) @ turned.reshape(g, q, -1)
             yield turned.reshape(g, rows.shape[2], b, -1).permute(2, 0, 1, 3)
+
+
+@dataclass(eq=False)
+class IndexFilter(LayerFilter):
+    """The filter of an embedding, whose inputs are 1 at an index and 0 elsewhere: they are their own eigenbasis.
+
+    `columns` are the indices that occur among the references. Other rows of the table are noise alone.
+    """
+
+    @classmethod
+    def of(cls, layer: Layer, records: int, widest: int = WIDEST) -> IndexFilter:
+        weight = layer_weight(layer)
+        return cls(weight, Directions(0), Directions(weight.shape[1]), columns=torch.zeros(weight.shape[2]).bool())
+
+    def emptied(self) -> IndexFilter:
+        none = torch.zeros(self.weight.shape[2], dtype=torch.bool)
+        return IndexFilter(self.weight, Directions(0), Directions(self.weight.shape[1]), columns=none)
+
+    def add_covariances(self, one: LayerPass) -> None:
+        _, indices, signals = one.rows()
+        self.leaving.add(signals[None].double())
+        self.columns[indices.cpu()] = True
+        self.samples += one.records
+        self.has_positions = True
+
+    def state(self) -> dict[str, Tensor]:
+        found = {f"leaving.{name}": value for name, value in self.leaving.state().items()}
+        return found | {"samples": torch.tensor(self.samples), "columns": self.columns}
+
+    def merge(self, state: Mapping[str, Tensor]) -> None:
+        self.leaving.merge({name.partition(".")[2]: value for name, value in state.items() if "." in name})
+        self.samples += int(state["samples"])
+        self.columns |= state["columns"]
+        self.has_positions = True
+
+    def find_bases(self) -> None:
+        _, self.rows = self.leaving.basis()
+        self.columns = self.columns.nonzero().flatten().to(self.weight.device)
+        self.moments = self.rows.new_zeros(1, self.rows.shape[2], len(self.columns))
+        self.leaving = Directions(0)
+
+    def add_moments(self, one: LayerPass) -> None:
+        _, places, turned = self._entries(one)
+        self.moments[0].index_add_(1, places, turned.square().T / self.samples)
+
+    def _turned(self) -> Tensor:
+        return self.rows.transpose(1, 2) @ self.weight[:, :, self.columns]
+
+    def scores(self, one: LayerPass) -> Tensor:
+        owners, places, turned = self._entries(one)
+        match, size = torch.zeros(2, one.records, dtype=turned.dtype, device=turned.device)
+        match.index_add_(0, owners, (turned * self.template[0, :, places].T).sum(1))
+        size.index_add_(0, owners, (turned.square() * self.gain[0, :, places].T).sum(1))
+        scores: Tensor = match / size.clamp(min=1e-300).sqrt()
+        return scores
+
+    def _entries(self, one: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
+        """Record [m], place among the columns [m] and turned gradient [m, q] of the indices that are known."""
+        owners, indices, signals = one.rows()
+        places = torch.searchsorted(self.columns, indices).clamp(max=max(0, len(self.columns) - 1))
+        known = self.columns[places] == indices
+        return owners[known], places[known], signals[known].double() @ self.rows[0]
+
+
+@dataclass(eq=False)
+class IndexFit(PooledFit):
+    """The fit of an embedding: records meet where they share an index."""
+
+    owners: list[Tensor] = field(default_factory=list)
+    indices: list[Tensor] = field(default_factory=list)
+    records: int = 0
+
+    def add(self, one: LayerPass) -> None:
+        owners, indices, signals = one.rows()
+        self.owners.append(owners + self.records)
+        self.indices.append(indices)
+        self.signals.append(signals.double())
+        self.records += one.records
+
+    def state(self) -> dict[str, Tensor]:
+        parts = {"owners": self.owners, "indices": self.indices, "signals": self.signals}
+        return {name: torch.cat(some) for name, some in parts.items()} | {"records": torch.tensor(self.records)}
+
+    def merge(self, state: Mapping[str, Tensor]) -> None:
+        self.owners.append(state["owners"] + self.records)
+        self.indices.append(state["indices"])
+        self.signals.append(state["signals"])
+        self.records += int(state["records"])
+
+    def scores(self) -> Tensor:
+        owners, indices, signals = (torch.cat(some) for some in (self.owners, self.indices, self.signals))
+        gram = signals.new_zeros(self.records, self.records)
+        order = torch.argsort(indices, stable=True)
+        _, counts = torch.unique_consecutive(indices[order], return_counts=True)
+        for some in torch.split(order, counts.tolist()):  # all that share an index; a record is there once
+            gram[owners[some][:, None], owners[some]] += signals[some] @ signals[some].T
+        products = signals.new_zeros(self.records)
+        products.index_add_(0, owners, (signals * self.weight[0, :, indices].T).sum(1))
+        return left_out_scores(gram, products, float(self.weight.square().sum()), self.weight.numel())
 
 
 def _block_count(width: int, records: int, widest: int) -> int:

@@ -31,7 +31,7 @@ BY_CHANCE = 1e-3
 """... if chance gives it with less than this probability."""
 FOLDS = 5
 CHUNK = 1024
-_SIDE, _VALUES = 8, 256
+_SIDE, _VALUES, _KINDS = 8, 256, 251
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,6 +228,10 @@ def kind_traits(inputs: Tensor) -> Tensor:
                 traits.append((change.square().flatten(1).mean(1) + 1e-12).log())
         sides = min(_SIDE, values.shape[2]), min(_SIDE, values.shape[3])
         content = functional.adaptive_avg_pool2d(values, sides).flatten(1)
+    elif values.ndim == 2 and not inputs.is_floating_point():
+        # indices, such as tokens: their size says nothing, how often each occurs does
+        kinds = torch.arange(_KINDS)
+        content = torch.stack([(row[:, None] == kinds).double().mean(0) for row in values.long() % _KINDS])
     else:
         content = flat
     if content.shape[1] > _VALUES:  # a fixed projection keeps distances

@@ -28,8 +28,17 @@ from torch import Tensor, nn
 from engram.core import files
 from engram.core.errors import CheckpointError, ConfigError, require, require_jobs
 from engram.core.loop import Progress, part, silent
-from engram.members.layers import Layer, LayerPass, Margin, passes, readable_layers
-from engram.members.matched_filter import INTERFERENCE, MOST_RECORDS, MOST_VALUES, WIDEST, LayerFilter, PooledFit
+from engram.members.layers import Layer, LayerPass, Margin, layers_read, parameters_left_out, passes, record_axes
+from engram.members.matched_filter import (
+    INTERFERENCE,
+    MOST_RECORDS,
+    MOST_VALUES,
+    WIDEST,
+    IndexFilter,
+    IndexFit,
+    LayerFilter,
+    PooledFit,
+)
 from engram.members.pool import Pool
 
 ROUNDS = 30
@@ -164,18 +173,19 @@ class Reading:
     model: nn.Module
     margin: Margin
     layers: dict[str, Layer]
+    axes: dict[str, int]
     filters: dict[str, LayerFilter]
     fits: dict[str, PooledFit]
 
     def covariances(self, chunk: Chunk) -> State:
         filters = {name: one.emptied() for name, one in self.filters.items()}
-        fits = {name: PooledFit(one.weight) for name, one in self.fits.items()}
+        fits = {name: type(one)(one.weight) for name, one in self.fits.items()}
         for inputs, labels in chunk:
             for name, one in self._passes(inputs, labels)[1].items():
                 filters[name].add_covariances(one)
                 if name in fits:
                     fits[name].add(one)
-        return Reading(self.model, self.margin, self.layers, filters, fits).state()
+        return replace(self, filters=filters, fits=fits).state()
 
     def state(self) -> State:
         """What all chunks gave so far."""
@@ -202,7 +212,7 @@ class Reading:
         for inputs, labels in chunk:
             seen = self._passes(inputs, labels)[1]
             for name, one in parts.items():
-                one.add_moments(seen[name].gradients())
+                one.add_moments(seen[name])
         return {name: one.moments for name, one in parts.items()}
 
     def moments_state(self) -> State:
@@ -222,7 +232,7 @@ class Reading:
         return {name: torch.cat(some).cpu() for name, some in parts.items()}
 
     def _passes(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, LayerPass]]:
-        return passes(self.model, self.layers, inputs, labels, self.margin)
+        return passes(self.model, self.layers, inputs, labels, self.margin, self.axes)
 
 
 @dataclass(eq=False)
@@ -343,29 +353,41 @@ def _prepared(
     model: nn.Module, pool: Pool, margin: Margin, widest: int, only: Collection[str] | None
 ) -> tuple[Reading, dict[str, str]]:
     """Empty filters and fits of the layers that one record reaches, and why others are left out."""
-    layers = readable_layers(model)
+    layers = layers_read(model)
     if only is not None:
         layers = {name: layer for name, layer in layers.items() if name in only}
     if not layers:
-        raise ConfigError(f"no layer of {type(model).__name__} can be read: it has no Linear or Conv layer")
+        raise ConfigError(
+            f"no layer of {type(model).__name__} can be read: it has no Linear, Conv or Embedding layer"
+        )
     inputs, labels = next(iter(pool))
-    _, seen = passes(model, layers, inputs[:1], labels[:1], margin)
-    why = "the outputs do not depend on it, or it is not called as a module"
-    left_out = {name: why for name in layers if name not in seen}
-    if not seen:
+    axes = record_axes(model, layers, torch.cat([inputs, inputs])[:2])
+    _, seen = passes(model, layers, inputs[:1], labels[:1], margin, axes)
+    left_out = parameters_left_out(model, layers)
+    unused = "the outputs do not depend on it, or it is not called as a module"
+    left_out |= {name: unused for name in layers if name not in seen}
+    shared = "what it sees can't be told apart by records"
+    left_out |= {name: shared for name in seen if name not in axes}
+    layers = {name: layer for name, layer in layers.items() if name not in left_out}
+    if not layers:
         raise ConfigError(f"no layer of {type(model).__name__} can be read: its outputs depend on none")
-    layers = {name: layer for name, layer in layers.items() if name in seen}
     fits: dict[str, PooledFit] = {}
     room = MOST_VALUES
     for name, layer in layers.items() if len(pool) <= min(MOST_RECORDS, REFERENCES) else ():
         if seen[name].positions > 1:
-            needed = len(pool) * layer.weight.numel()
+            each = layer.weight.numel()
+            if isinstance(layer, nn.Embedding):
+                each = min(each, seen[name].positions * layer.embedding_dim)
+            needed = len(pool) * each
             if needed > room:
                 continue
             room -= needed
-        fits[name] = PooledFit.of(layer)
-    filters = {name: LayerFilter.of(layer, len(pool), widest) for name, layer in layers.items()}
-    return Reading(model, margin, layers, filters, fits), left_out
+        fits[name] = (IndexFit if isinstance(layer, nn.Embedding) else PooledFit).of(layer)
+    filters = {
+        name: (IndexFilter if isinstance(layer, nn.Embedding) else LayerFilter).of(layer, len(pool), widest)
+        for name, layer in layers.items()
+    }
+    return Reading(model, margin, layers, axes, filters, fits), left_out
 
 
 def _notes(filters: Mapping[str, LayerFilter], fitted: set[str], records: int) -> tuple[str, ...]:
