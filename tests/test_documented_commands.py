@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from engram.cli import app as command_line
-from engram.cli import audit, defences, inspect, membership, reconstruct, reproduce, score, sweep, train
+from engram.cli import audit, defences, inspect, membership, reconstruct, report, reproduce, score, sweep, train
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -19,6 +19,7 @@ HELP = {
     f"help of {module.__name__.rpartition('.')[2]}": module.EXAMPLES
     for module in (audit, inspect, membership, reconstruct, reproduce, score, sweep, train)
 } | {"help of demo": audit.DEMO_EXAMPLES, "help of watch": reconstruct.WATCH_EXAMPLES}
+HELP |= {"help of report": report.EXAMPLES, "help of compare": report.COMPARE_EXAMPLES}
 HELP |= {"help of harden": defences.EXAMPLES, "help of defend": defences.DEFEND_EXAMPLES}
 PLACEHOLDERS = {"N": "10", "NUMBER": "10", "...": "10"}
 

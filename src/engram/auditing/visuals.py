@@ -193,7 +193,7 @@ def spectrum_chart(spectrum: Spectrum, layer: str) -> Chart:
     floor = max(min(values, default=1.0), 1e-6 * top)
     x = Axis("index", 1, max(2, len(values)), log=True)
     y = Axis("singular value", 0.8 * floor, 1.3 * top, log=True)
-    series = [Series("singular values", range(1, len(values) + 1), values, kind="dots")]
+    series = [Series("singular values", list(range(1, len(values) + 1)), values, kind="dots")]
     if spectrum.threshold is not None:
         series.append(
             Series("noise threshold", [x.low, x.high], 2 * [spectrum.threshold], kind="dashed", colour=1)

@@ -16,6 +16,7 @@ from engram.cli import (
     membership,
     policy,
     reconstruct,
+    report,
     reproduce,
     score,
     sweep,
@@ -55,6 +56,8 @@ app.command("demo", epilog=audit.DEMO_EXAMPLES)(audit.demo)
 app.command("audit", epilog=audit.EXAMPLES)(audit.audit)
 app.command("membership", epilog=membership.EXAMPLES)(membership.membership)
 app.add_typer(policy.app, name="policy")
+app.command("report", epilog=report.EXAMPLES)(report.report)
+app.command("compare", epilog=report.COMPARE_EXAMPLES)(report.compare)
 app.command("harden", epilog=defences.EXAMPLES)(defences.harden)
 app.command("defend", epilog=defences.DEFEND_EXAMPLES)(defences.defend)
 app.add_typer(data.app, name="data")

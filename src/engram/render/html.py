@@ -217,7 +217,14 @@ class Page:
 
     title: str
     outcome: Literal[
-        "leak found", "leak suspected", "no leak found", "not enough evidence", "accepted", "not accepted"
+        "leak found",
+        "leak suspected",
+        "no leak found",
+        "not enough evidence",
+        "accepted",
+        "not accepted",
+        "more than chance",
+        "no more than chance",
     ]
     sentence: str
     tiles: Sequence[Tile]
@@ -345,7 +352,9 @@ _URI = re.compile(r"data:image/(png|jpeg);base64,([A-Za-z0-9+/]+=*)")
 
 def page_bytes(page: Page) -> bytes:
     """The content of page.json: values alone, from which `read_page` makes the same page again."""
-    return json.dumps({"schema_version": PAGE_VERSION, "page": asdict(page)}, allow_nan=False).encode()
+    return json.dumps(
+        {"schema_version": PAGE_VERSION, "page": asdict(page)}, allow_nan=False, default=list
+    ).encode()
 
 
 def read_page(path: Path) -> Page:
