@@ -12,6 +12,7 @@ from torch import nn
 
 import engram
 from engram.attacks.reconstruction import Reconstruction
+from engram.attacks.settings import EngineSettings
 from engram.auditing.comparison import ON_BOUNDARIES, blind_view
 from engram.auditing.record import AuditRecord
 from engram.auditing.run import audit
@@ -21,6 +22,9 @@ from engram.scoring.curves import reliability
 from engram.scoring.metrics import ncc
 from tests.auditing.cases import QUICK, SHAPE, faces, innocent, leaking, memorising
 from tests.cases import network
+from tests.schemas import problems
+
+FEW_STEPS = EngineSettings(restarts=2, steps=10, prior=1.6)
 
 
 def test_a_network_that_memorised_the_faces_leaks() -> None:
@@ -51,6 +55,34 @@ def test_an_untrained_network_is_not_suspected_in_blind_mode() -> None:
     assert record.verdict.outcome == "no leak found"
     assert "no direction of the first layer" in record.verdict.sentence
     assert "not a proof of safety" in record.verdict.sentence
+    assert problems("report", record.to_json()) == []
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.GELU, nn.SiLU])
+def test_a_smooth_network_is_not_judged_by_a_confidence_that_was_never_fitted_to_it(
+    activation: type[nn.Module],
+) -> None:
+    """It knows the faces, but what its candidates show can't be told without them."""
+    torch.manual_seed(0)
+    own = faces(0)
+    module = nn.Sequential(nn.Linear(625, 60), activation(), nn.Linear(60, 1))
+    adam = torch.optim.Adam(module.parameters(), 1e-3)
+    inputs, signs = (own.images - own.images.mean(0)).flatten(1), 2.0 * own.labels - 1
+    for _ in range(100):
+        adam.zero_grad()
+        nn.functional.softplus(-signs * module(inputs)[:, 0]).mean().backward()  # type: ignore[no-untyped-call]
+        adam.step()
+    record = audit(module, input_shape=SHAPE, settings=FEW_STEPS, baselines="none")
+    assert record.verdict.outcome == "not enough evidence"
+    assert "smooth activation" in record.verdict.sentence
+    assert "give your training data" in record.verdict.sentence
+    assert not record.verdict.leaks
+    assert problems("report", record.to_json()) == []
+    assert engram.Policy(confident_candidates=0).decide(record).outcome == "not enough evidence"
+    measured = audit(
+        module, input_shape=SHAPE, train=own, held_out=faces(20), settings=FEW_STEPS, baselines="none"
+    )
+    assert measured.verdict.outcome != "not enough evidence", "with data it is measured"
 
 
 def test_a_module_gives_the_same_record_as_its_weights() -> None:
@@ -79,6 +111,10 @@ def test_the_json_and_the_table_agree_with_the_record() -> None:
     record = leaking()
     read = json.loads(json.dumps(record.to_json(), allow_nan=False))
     assert read["schema_version"] == 2
+    assert problems("report", read) == []
+    damage: list[dict[str, object]] = [{"mode": "blind"}, {"candidates": None}, {"verdict": {}}, {"kind": "x"}]
+    for wrong in damage:
+        assert problems("report", {**read, **wrong}), wrong
     assert read["verdict"]["sentence"] == record.verdict.sentence
     assert read["candidates"]["count"] == len(record.blind.found) == len(read["candidates"]["confidence"])
     assert [one["name"] for one in read["baselines"]] == ["model inversion", "first-layer weights"]
@@ -124,6 +160,7 @@ def test_without_a_control_nothing_is_more_than_suspected() -> None:
     assert "without held-out records" in record.verdict.sentence
     assert record.comparison is not None
     assert record.comparison.roc is None
+    assert problems("report", record.to_json()) == []
 
 
 @pytest.mark.parametrize(
@@ -173,6 +210,7 @@ def test_several_classes_are_audited_too() -> None:
     assert len(record.comparison.membership.tests) == 5
     read = json.loads(json.dumps(record.to_json(), allow_nan=False))
     assert read["model"]["task"] == "multiclass", "as it was given"
+    assert problems("report", read) == []
     assert read["comparison"]["risks"][0]["margin"] is None
     assert "Which records leak" in record.to_html()
 
@@ -183,6 +221,7 @@ def test_vectors_have_no_gallery() -> None:
     labels = torch.arange(8) % 2
     record = audit(made, input_shape=(12,), train=(values[:4], labels[:4]), held_out=(values[4:], labels[4:]))
     assert record.verdict.outcome in ("no leak found", "leak suspected")
+    assert problems("report", record.to_json()) == []
     text = record.to_html()
     assert "The inputs are not images" in text
     assert "data:image" not in text

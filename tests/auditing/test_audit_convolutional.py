@@ -17,6 +17,7 @@ from engram.auditing.watch import Watcher
 from engram.core.errors import ConfigError, UnsupportedModelError
 from engram.scoring.protocols import Buzaglo2023Protocol
 from tests.conv_cases import LABELS, SHAPE, drawn, faces, written
+from tests.schemas import problems
 
 QUICK = EngineSettings(restarts=2, steps=200, prior=0.2)
 
@@ -55,6 +56,7 @@ def test_the_report_says_what_is_read_and_what_is_unknown() -> None:
     assert "calibrated on fully-connected targets" in text
     assert f"--arch &#39;{record.architecture}&#39;" in text
     assert read["model"]["architecture"] == "conv3x8 relu flatten 200 relu 1"
+    assert problems("report", read) == []
     assert read["inspection"]["row_space"]["layer"] == "layers.1"
     assert read["inspection"]["samples"]["kkt"]["layers"][0]["name"] == "layers.1"
     kernels = read["baselines"][1]

@@ -16,6 +16,7 @@ from engram.cli.app import app
 from engram.core.errors import EngramError
 from tests.cli.command import engram
 from tests.members.test_membership import FACES, convolutional, dense, trained
+from tests.schemas import problems
 
 CODE = """
 from torch import nn
@@ -185,8 +186,16 @@ def test_an_audit_of_any_model_asks_for_membership(home: Path, tmp_path: Path) -
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert (report["mode"], report["verdict"]["leaks"]) == ("membership only", True)
     assert report["not_tried"]["reconstruction"]
+    assert problems("report", report) == []
     assert "What was not tried" in (tmp_path / "run" / "report.html").read_text()
     engram("audit", home / "conv.pt", *code, *data_of(home), "-o", tmp_path / "again", "--fail-on-leak", expect=3)
+    (tmp_path / "policy.toml").write_text("members_at_0_fpr = 0.05")
+    policy = ("--policy", tmp_path / "policy.toml")
+    engram("audit", home / "conv.pt", *code, *data_of(home), "-o", tmp_path / "gated", *policy, expect=3)
+    decision = json.loads((tmp_path / "gated" / "decision.json").read_text())
+    assert problems("decision", decision) == []
+    assert decision["decided_by"] == "members identified at 0% FPR"
+    engram("policy", "check", tmp_path / "gated", *policy, expect=3)
 
 
 def test_an_audit_of_a_readable_model_built_by_code_reconstructs(home: Path, tmp_path: Path) -> None:

@@ -120,6 +120,8 @@ class BlindView:
     found: Reconstruction
     boundaries: Tensor
     by_chance: int
+    calibrated: bool = True
+    """The confidence was fitted to networks whose activation has a kink. With others it is far too high."""
 
     @property
     def sure(self) -> int:
@@ -150,7 +152,7 @@ def blind_view(part: DensePart, found: Reconstruction, basis: Tensor, *, seed: i
         scores = torch.where(on_many, raised.to(scores), scores)
         order = scores.nan_to_num(nan=-1.0).argsort(descending=True, stable=True)
         found, counts = replace(found, scores=scores).take(order), counts[order]
-    return BlindView(found, counts, by_chance)
+    return BlindView(found, counts, by_chance, calibrated=part.whole.activation.has_kink)
 
 
 @dataclass(frozen=True)

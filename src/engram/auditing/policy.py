@@ -32,9 +32,8 @@ LARGEST_FILE = 2**16
 """Of a policy, in bytes: ours have less than 3,000."""
 MOST = 10**9
 TESTS = ("reconstruction", "membership", "model inversion")
-NEARLY = 0.95
+NEARLY, SURE_OF_IT = 0.95, 0.95
 """An attack that plans its steps to fit into a budget ends a little before it."""
-SURE_OF_IT = 0.95
 ALL = "all rules"
 UNDECIDED: Outcome = "not enough evidence"
 NOT_MEASURED = "not measured"
@@ -221,8 +220,8 @@ def _data(_: bool, found: Evidence) -> RuleResult:
     rule, limit = "data", "the audit must have the training records"
     if found.mode == "blind":
         return _done(rule, limit, "blind", "Blind, nobody counts what leaks", "give --data and --held-out")
-    value = f"{found.records:,} records"
-    return _done(rule, limit, value, f"The audit had {value} of training", None)
+    value = f"{found.records:,} training records"
+    return _done(rule, limit, value, f"The audit had {value}", None)
 
 
 def _tests(asked: tuple[str, ...], found: Evidence) -> RuleResult:
@@ -331,7 +330,8 @@ def _members(most: float, found: Evidence, *, rate: float) -> RuleResult:
     result = partial(RuleResult, rule, limit, value)
     if outcome != UNDECIDED:
         bound = f"least {low:.1%}" if outcome == "fail" else f"most {high:.1%}"
-        reason = f"At {bound} of the members stand out from {k:,} held-out records, at 95 % confidence."
+        sure = f"at 95 % confidence with {k:,} held-out records"
+        reason = f"At {bound} of the members stand out beyond what false alarms explain, {sure}."
         return _trusted(result(outcome, reason), found)
     enough = (
         factor

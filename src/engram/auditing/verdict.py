@@ -340,6 +340,12 @@ def _blind_verdict(blind: BlindView, reach: Verdict) -> AuditVerdict:
             f"Leak suspected, because {total} candidates without a confidence can't be judged; give your training "
             "data, or more time.",
         )
+    if not blind.calibrated:
+        return AuditVerdict(
+            "not enough evidence",
+            f"Not enough evidence: with a smooth activation the confidence of the {total} candidates says little; "
+            "give your training data to measure what they show.",
+        )
     numbers = f"an attacker would get {blind.sure} candidates that show a training image at {SURE:.0%} confidence"
     if is_suspect(blind.found):
         also = f" ({blind.likely} at {LIKELY:.0%}), out of {total}; give your training data to measure it."

@@ -63,9 +63,10 @@ def chance_of_more(most: int, chances: Sequence[float]) -> float:
 def rate_bounds(n: int, k: int, rate: float, false: Sequence[float], true: Sequence[float]) -> Interval:
     """The share of n members identified at a false-positive rate, bounded at 95 % confidence with a control of k.
 
-    `false` and `true` are a ROC. The control only estimates the false-positive rate of a threshold. Low: at the
-    usual threshold, less the false alarms that k records can't rule out. High: at the threshold where false alarms
-    are at least `rate` with 97.5 % confidence, so that the share at `rate` itself is smaller.
+    `false` and `true` are a ROC. The control only estimates the false-positive rate of a threshold. Low: what the
+    usual threshold gives once the false alarms beyond `rate` that k records can't rule out are taken off. High: at
+    the threshold where false alarms are at least `rate` with 97.5 % confidence, so that the share at `rate` itself
+    is smaller.
 
     >>> print(rate_bounds(100, 100, 0.0, [0.0, 0.0, 1.0], [0.0, 0.5, 1.0]))
     Interval(rate=0.5, low=0.362..., high=0.601...)
