@@ -259,7 +259,7 @@ def page_of(report: MembershipReport, decision: Decided | None = None) -> Page:
 
 def _brief(report: MembershipReport, kind: str, exposed: Gallery | None) -> Brief:
     record, preprocessing = report.record, report.preprocessing
-    advice = advice_lines(kind, report.model, leaks=record.leaks)
+    advice = advice_lines(kind, leaks=record.leaks)
     if report.doubts:
         advice = ["Read the model as the warning says, and ask again: these numbers say little.", *advice[:1]]
     layers = {one.layer for one in record.tests}
@@ -267,9 +267,9 @@ def _brief(report: MembershipReport, kind: str, exposed: Gallery | None) -> Brie
         ("Attack", f"membership from the weights of {len(layers)} layers, {record.seconds:.0f} s"),
         (
             "Records",
-            f"{len(report.train):,} of {report.train.name}, {preprocessing.accuracy:.0%} classified right",
+            f"{len(report.train):,} records of {report.train.name}, {preprocessing.accuracy:.0%} classified right",
         ),
-        ("Control", f"{len(report.held_out):,} of {report.held_out.name}, never trained on"),
+        ("Control", f"{len(report.held_out):,} records of {report.held_out.name}, never trained on"),
         ("Compared with", "the margin alone, which needs only queries"),
         ("Reconstruction", "not tried" if report.not_tried is None else f"not tried: {report.not_tried}"),
     ]

@@ -364,10 +364,10 @@ def _brief(record: AuditRecord, pairs: Section | None) -> Brief:
     elif not gallery.first:
         title = "The best matches; none counts as recovered"
     few = None if gallery is None else Gallery(gallery.pictures[:FIVE], FIVE, gallery.has_originals)
-    advice = advice_lines(_kind(record), record.model, leaks=record.verdict.leaks)
+    advice = advice_lines(_kind(record), leaks=record.verdict.leaks)
     if record.comparison is None:
         advice = ["Measure it: audit again with your training records and held-out ones (--data, --held-out)."]
-        advice += advice_lines(_kind(record), record.model, leaks=record.verdict.leaks)[: 1 + record.verdict.leaks]
+        advice += advice_lines(_kind(record), leaks=record.verdict.leaks)[: 1 + record.verdict.leaks]
     elif record.comparison.doubts:
         advice = ["Read the model as the warning says, and audit again: these numbers say little.", *advice[:1]]
     return Brief(_tried(record), few, title, advice, "advice")
@@ -378,15 +378,18 @@ FIVE = 5
 
 def _tried(record: AuditRecord) -> list[tuple[str, str]]:
     attack, comparison = record.attack, record.comparison
-    rows = [("Attack", f"{attack.recipe}, {attack.steps:,} steps in {attack.seconds:.0f} s: {attack.message}")]
+    rows = [("Attack", f"{attack.recipe}: {attack.message}, {attack.seconds:.0f} s")]
     if comparison is None:
         rows += [("Records", "none given: judged blind"), ("Control", "none")]
     else:
         train, held_out = comparison.data.train, comparison.data.held_out
         right = f"{comparison.accuracy:.0%} of them classified right"
-        rows.append(("Records", f"{len(train):,} of {train.name}, {right}"))
+        rows.append(("Records", f"{len(train):,} records of {train.name}, {right}"))
         rows.append(
-            ("Control", f"{len(held_out):,} of {held_out.name}, never trained on" if len(held_out) else "none")
+            (
+                "Control",
+                f"{len(held_out):,} records of {held_out.name}, never trained on" if len(held_out) else "none",
+            )
         )
     tests = None if comparison is None else comparison.membership
     rows.append(("Membership", "not asked" if tests is None else ", ".join(one.name for one in tests.tests)))

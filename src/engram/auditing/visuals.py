@@ -384,7 +384,7 @@ def advice_section(kind: str, model: str) -> Section:
     )
 
 
-def advice_lines(kind: str, model: str, *, leaks: bool) -> list[str]:
+def advice_lines(kind: str, *, leaks: bool) -> list[str]:
     """The same in two lines, for whoever decides."""
     if not leaks:
         return [
@@ -392,12 +392,12 @@ def advice_lines(kind: str, model: str, *, leaks: bool) -> list[str]:
             "Audit again when the model, its training or the attack changes.",
         ]
     best = [one for one in MEASURED if one.kind == kind][:2]
-    return ["Do not publish these weights as they are.", *(_way(one, model) for one in best)]
+    return ["Do not publish these weights as they are.", *map(_way, best)]
 
 
-def _way(one: Measured, model: str) -> str:
+def _way(one: Measured) -> str:
     (before, after), (worse, better) = one.members, one.accuracy
     return (
         f"{one.way[0].upper()}{one.way[1:]}: members identified {before:.0%} -> {after:.1%}, held-out accuracy "
-        f"{worse:.0%} -> {better:.0%} on {TARGETS[one.kind]}. Try: {one.command.format(model=model)}"
+        f"{worse:.0%} -> {better:.0%}, measured on {TARGETS[one.kind]}."
     )
