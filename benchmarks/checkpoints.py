@@ -502,6 +502,45 @@ def layer_norm(folder: Path) -> Made:
     return Made(folder / "model.pt", "--input-shape 1x25x25")
 
 
+@case
+def parquet_table(folder: Path) -> Made:
+    """A network for a table, and the table as people keep one."""
+    import polars
+    from sklearn.datasets import load_breast_cancer
+
+    table = load_breast_cancer()
+    values = ((table.data - table.data.mean(0)) / table.data.std(0)).astype(np.float32)
+    for name, rows in (("train", slice(0, 60)), ("held", slice(60, 120))):
+        columns = {str(column): values[rows, place] for place, column in enumerate(table.feature_names)}
+        polars.DataFrame(columns | {"target": table.target[rows]}).write_parquet(folder / f"{name}.parquet")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 100), nn.ReLU(), nn.Linear(100, 1))
+    inputs, labels = torch.from_numpy(values[:60]), torch.from_numpy(table.target[:60]).float()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    for _ in range(1000):
+        optimizer.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(model(inputs)[:, 0], labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    torch.save(model.state_dict(), folder / "model.pt")
+    data = f"--data parquet:{folder / 'train.parquet'} --held-out parquet:{folder / 'held.parquet'}"
+    return Made(folder / "model.pt", "--input-shape 30", function(model), data)
+
+
+@case
+def lora_adapter(folder: Path) -> Made:
+    """An update of another model: `engram membership` takes it."""
+    from safetensors.torch import save_file
+
+    adapter = folder / "adapter"
+    adapter.mkdir()
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    factors = {"lora_A": torch.randn(4, PIXELS), "lora_B": torch.zeros(100, 4)}
+    named = {f"base_model.model.1.{name}.weight": value for name, value in factors.items()}
+    save_file(named, adapter / "adapter_model.safetensors")
+    return Made(adapter, "")
+
+
 FACES = f"--data faces -n {N} --labels gate"
 SUGGESTED = re.compile(r"--(activation|normalize|head|input-shape) ([^\s;,]*[^\s;,.])")
 
