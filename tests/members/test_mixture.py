@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engram.members.kkt import with_boundaries
 from engram.members.scores import combine
 from engram.scoring.curves import roc
 
@@ -53,3 +54,44 @@ def test_nothing_is_found_where_nobody_was_in_training() -> None:
 @pytest.mark.parametrize("scores", [torch.zeros(10, 2), torch.ones(10, 1), torch.eye(4)])
 def test_degenerate_scores_stay_finite(scores: Tensor) -> None:
     assert combine(scores.double()).scores.isfinite().all()
+
+
+@pytest.mark.parametrize("seed", [4, 6, 12])
+def test_counts_by_chance_do_not_hide_what_the_layers_say(seed: int) -> None:
+    """As on a pruned network: most records lie on no boundary, some on one, whoever they are."""
+    generator = torch.Generator().manual_seed(seed)
+    layers = torch.randn(100, 4, generator=generator).double()
+    layers[:50] += 1.5
+    counts = torch.poisson(torch.full((100,), 0.3), generator=generator)
+    is_layer = torch.arange(5) < 4
+    misled = combine(torch.cat([layers, counts.double().log1p()[:, None]], 1), is_layer).scores
+    alone = combine(layers).scores
+    assert _found(misled) <= 0.1 < 0.5 < _found(alone)
+    assert _found(with_boundaries(layers, counts)) > _found(alone) - 0.1
+
+
+def test_boundaries_that_speak_are_used() -> None:
+    generator = torch.Generator().manual_seed(0)
+    layers = torch.randn(200, 4, generator=generator).double()
+    layers[:100] += 1.0
+    counts = torch.poisson(torch.tensor([12.0, 1.0]).repeat_interleave(100), generator=generator)
+    assert _found(with_boundaries(layers, counts)) > _found(combine(layers).scores) + 0.2
+
+
+def test_boundaries_speak_where_the_layers_are_silent() -> None:
+    generator = torch.Generator().manual_seed(0)
+    layers = torch.randn(80, 4, generator=generator).double()
+    counts = torch.poisson(torch.tensor([20.0, 0.5]).repeat_interleave(40), generator=generator)
+    assert _found(with_boundaries(layers, counts)) > 0.9
+
+
+def test_equal_counts_change_nothing() -> None:
+    layers = drawn((3.0, 1.0))
+    alike = with_boundaries(layers, torch.full((500,), 7))
+    assert torch.corrcoef(torch.stack([alike, combine(layers).scores]))[0, 1] > 0.999
+
+
+def _found(scores: Tensor) -> float:
+    """The share of members, the first half, above all others."""
+    half = len(scores) // 2
+    return float((scores[:half] > scores[half:].max()).double().mean())

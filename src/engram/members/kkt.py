@@ -27,7 +27,7 @@ from engram.attacks.engine.convolutional import PROBES, smooth_noise
 from engram.attacks.engine.self_tuning import PIXEL_STD
 from engram.core.errors import ConfigError, require
 from engram.core.loop import Progress, silent
-from engram.members.scores import combine
+from engram.members.scores import combine, guessed
 from engram.models.networks import ConvNetwork, DenseNetwork, Network
 from engram.models.tasks import Binary, Multiclass, Task
 from engram.models.view import AttackerView
@@ -276,15 +276,40 @@ def membership_tests(
     own = torch.stack([score.double() for score in layers], 1)
     scores["layers"] = scores["combined"] = combine(own).scores
     if "boundaries" in scores:
-        centred = torch.arange(own.shape[1] + 1) < own.shape[1]
         # not the dual, which says what the pooled fit of the first layer says: two like scores blur the mixture
-        scores["combined"] = combine(torch.cat([own, scores["boundaries"].log1p()[:, None]], 1), centred).scores
+        scores["combined"] = with_boundaries(own, scores["boundaries"])
     if view.update is not None:
         scores["span"] = scores["combined"] = -view.update.outside(inputs).clamp(min=1e-12).log()
     scores["loss"] = -_losses(view, inputs, labels)
     n = len(train[0])
     tests = [MembershipTest(name, all_[:n], all_[n:], roc(all_[:n], all_[n:])) for name, all_ in scores.items()]
     return Membership(tuple(tests), note)
+
+
+BY_CHANCE = 0.265
+"""The variance of log(1 + count) where chance alone puts records on boundaries: a Poisson variable has at most so
+much, at a rate of 1.6."""
+
+
+def with_boundaries(layers: Tensor, counts: Tensor) -> Tensor:
+    """One score [n] from the layers' scores [n, k] and the boundary counts [n].
+
+    The mixture begins with what the layers say about the members, and once more with what the counts say; the
+    likelier of the two is taken. So either may be silent.
+
+    >>> drawn = torch.randn(200, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> drawn[:100] += 2
+    >>> by_chance = torch.arange(200) % 2
+    >>> found = with_boundaries(drawn, by_chance), combine(drawn).scores
+    >>> bool(torch.corrcoef(torch.stack(found))[0, 1] > 0.99)
+    True
+    """
+    spoken = counts.double().log1p()
+    is_count = torch.arange(layers.shape[1] + 1) == layers.shape[1]
+    both, least = torch.cat([layers, spoken[:, None]], 1), BY_CHANCE * is_count.double()
+    guesses = combine(layers).members, guessed(spoken)
+    found = [combine(both, ~is_count, least, guess) for guess in guesses]
+    return max(found, key=lambda mixture: mixture.likelihood).scores
 
 
 def _why_no_dual(view: AttackerView, records: int) -> str | None:
