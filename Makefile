@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test lint browser bench papers clean
+.PHONY: install demo test lint browser docs bench papers clean
 
 install: $(STAMP)
 
@@ -30,6 +30,10 @@ browser:
 test: lint browser
 	OMP_NUM_THREADS=1 ENGRAM_ARTEFACTS=runs/artefacts $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
+# The documentation as a site in site/. Strict: a broken link or anchor fails. Nothing is fetched.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: install
 	$(BIN)/python -m benchmarks.race -o runs/bench
 	$(BIN)/python -m benchmarks.steps -o runs/bench
@@ -41,5 +45,5 @@ papers: install
 	$(BIN)/python -m benchmarks.trends runs/papers
 
 clean:
-	rm -rf .venv runs .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv runs site dist .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

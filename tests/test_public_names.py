@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +17,30 @@ import engram
 @pytest.mark.parametrize("name", engram.__all__)
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(engram, name).__name__ == name
+
+
+def test_what_is_public_is_what_is_documented() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "api.md").read_text()
+    documented = re.findall(r"^::: engram\.(\w+)$", page, re.MULTILINE)
+    assert sorted(documented) == engram.__all__
+    assert all(getattr(engram, name).__doc__ for name in documented)
+
+
+def test_what_is_importable_is_what_is_public() -> None:
+    """At run time, and as type checkers and the documentation see it."""
+    importable = {name for name in dir(engram) if not name.startswith("_")}
+    modules = {name for name in importable if isinstance(getattr(engram, name), type(sys))}
+    assert importable - modules - {"annotations", "import_module", "TYPE_CHECKING", "Any"} == set(engram.__all__)
+    source = Path(str(engram.__file__)).read_text()
+    typed = [
+        alias.asname
+        for block in ast.parse(source).body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    assert sorted(map(str, typed)) == engram.__all__
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -1,0 +1,1 @@
+"""What builds the documentation; nothing in src reads it."""
