@@ -9,7 +9,7 @@ import torch
 
 from engram.attacks.engine.dense import Engine
 from engram.attacks.engine.iteration import FIRST_PRIOR
-from engram.attacks.engine.self_tuning import CLASSES_PRIOR, PRIOR, Phase
+from engram.attacks.engine.self_tuning import CLASSES_PRIOR, PRIORS, Phase
 from engram.attacks.registry import make_attack
 from engram.attacks.settings import EngineSettings
 from engram.core.loop import Budget, Snapshots, run
@@ -60,8 +60,10 @@ def test_with_several_classes_the_prior_falls_to_its_strength() -> None:
 
 def test_the_prior_that_nobody_chose() -> None:
     several, two = (Engine(_view(task), EngineSettings()) for task in (Multiclass(3), Binary()))
-    end = Phase(index=0, step=500, length=500)
-    assert (several._prior(end), two._prior(end)) == (CLASSES_PRIOR, PRIOR)
+    ends = [Phase(index=index, step=500, length=500) for index in range(5)]
+    assert {several._prior(end) for end in ends} == {CLASSES_PRIOR}
+    strong, weak = PRIORS
+    assert [two._prior(end) for end in ends] == [strong, weak, strong, weak, strong]
 
 
 @pytest.mark.parametrize("stop", [5, 7, 30])

@@ -12,6 +12,7 @@ from torch import Tensor
 from engram.attacks.engine.closed_form import explained
 from engram.attacks.engine.convolutional import SPAN, ConvEngine, outside
 from engram.attacks.engine.dense import Engine
+from engram.attacks.engine.self_tuning import PRIORS, Phase
 from engram.attacks.published import smoothed
 from engram.attacks.registry import make_attack
 from engram.attacks.settings import EngineSettings
@@ -109,6 +110,11 @@ def test_resumed_anywhere_ends_bit_identical(stop: int, tmp_path: Path) -> None:
     resumed = run(ConvEngine(view, settings), Budget(steps=64), snapshots=snapshots, resume=True).state
     assert resumed.keys() == whole.keys()
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+
+
+def test_all_starts_have_the_stronger_prior() -> None:
+    engine = ConvEngine(AttackerView(drawn("conv3x3 relu flatten 30 relu 1"), SHAPE, Binary()), EngineSettings())
+    assert {engine._prior(Phase(index, step=3, length=10)) for index in range(3)} == {max(PRIORS)}
 
 
 def test_kernels_of_the_whole_image_are_treated_as_a_fully_connected_layer() -> None:

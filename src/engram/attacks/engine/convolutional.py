@@ -30,7 +30,14 @@ from engram.attacks.engine.closed_form import parameters
 from engram.attacks.engine.iteration import EngineIteration
 from engram.attacks.engine.metric import Metric
 from engram.attacks.engine.objective import Objective, total_variation
-from engram.attacks.engine.self_tuning import MARGIN_PER_SPREAD, PIXEL_STD, SOFTNESS, Scales, candidates_for
+from engram.attacks.engine.self_tuning import (
+    MARGIN_PER_SPREAD,
+    PIXEL_STD,
+    PRIORS,
+    SOFTNESS,
+    Scales,
+    candidates_for,
+)
 from engram.attacks.published import smoothed
 from engram.attacks.settings import EngineSettings
 from engram.core.errors import ConfigError
@@ -187,6 +194,11 @@ class ConvEngine(EngineIteration[ConvNetwork]):
     @property
     def shape(self) -> tuple[int, ...]:
         return self.view.input_shape
+
+    @property
+    def priors(self) -> tuple[float, ...]:
+        """The stronger one only: weaker priors were tried on fully-connected networks alone."""
+        return PRIORS[:1]
 
     @property
     def rate(self) -> float:

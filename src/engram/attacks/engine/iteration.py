@@ -20,7 +20,7 @@ from engram.attacks.engine.self_tuning import (
     CLASSES_PRIOR,
     MOST_RESTARTS,
     MOST_STEPS,
-    PRIOR,
+    PRIORS,
     Phase,
     Scales,
     next_length,
@@ -148,6 +148,11 @@ class EngineIteration(Attack, Generic[N]):
         return MOST_STEPS
 
     @property
+    def priors(self) -> tuple[float, ...]:
+        """Strengths of the prior that the starts take in turn, with two classes."""
+        return PRIORS
+
+    @property
     def total_steps(self) -> int:
         """The most steps; a run with a time limit takes as many as fit."""
         return self.settings.restarts * self.settings.steps
@@ -258,7 +263,7 @@ class EngineIteration(Attack, Generic[N]):
         if self.several_classes:
             strength = CLASSES_PRIOR if given is None else given
             return strength * math.pow(FIRST_PRIOR, 1 - phase.share)
-        return PRIOR if given is None else given
+        return self.priors[phase.index % len(self.priors)] if given is None else given
 
     def _duals_move(self, phase: Phase) -> bool:
         """With several classes the duals wait: while most margins are negative, they would all fall to zero."""

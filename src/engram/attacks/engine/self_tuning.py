@@ -102,9 +102,10 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
     )
 
 
-PRIOR, CLASSES_PRIOR = 1.7, 4.5
-"""Strength of total variation for two classes and for more. Every target of docs/engine-log.md is near its best
-there; to choose the strength by trials cost 300 steps, and what they chose was no better."""
+PRIORS, CLASSES_PRIOR = (1.7, 1.2), 4.5
+"""Strength of total variation for two classes, start after start in turn, and for more. Faces want the weaker one,
+and photographs lose nothing by it. To choose the strength by trials cost 300 steps, and what they chose was no
+better (docs/engine-log.md)."""
 
 FEWEST_STEPS, MOST_STEPS, NOISY_STEPS = 40, 500, 300
 """Steps of a start; in longer ones candidates fit residue of training, or the noise of a noisy layer, not images
