@@ -11,7 +11,19 @@ import pytest
 import typer
 
 from engram.cli import app as command_line
-from engram.cli import audit, defences, inspect, membership, reconstruct, report, reproduce, score, sweep, train
+from engram.cli import (
+    audit,
+    defences,
+    inspect,
+    membership,
+    policy,
+    reconstruct,
+    report,
+    reproduce,
+    score,
+    sweep,
+    train,
+)
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -21,6 +33,7 @@ HELP = {
 } | {"help of demo": audit.DEMO_EXAMPLES, "help of watch": reconstruct.WATCH_EXAMPLES}
 HELP |= {"help of report": report.EXAMPLES, "help of compare": report.COMPARE_EXAMPLES}
 HELP |= {"help of harden": defences.EXAMPLES, "help of defend": defences.DEFEND_EXAMPLES}
+HELP |= {"help of policy init": policy.INIT_EXAMPLES, "help of policy check": policy.CHECK_EXAMPLES}
 PLACEHOLDERS = {"N": "10", "NUMBER": "10", "...": "10"}
 
 
