@@ -204,7 +204,7 @@ def _decision(rules: tuple[RuleResult, ...], policy: Mapping[str, Any], audited:
             first = found[0]
             said = f"{outcome.capitalize()}: {first.rule} ({first.limit}): {first.reason}"
             return Decision(first.outcome, said, first.rule, rules, policy, audited)
-    held = "the only rule holds" if len(rules) == 1 else f"all {len(rules)} rules hold"
+    held = {1: "the only rule holds", 2: "both rules hold"}.get(len(rules), f"all {len(rules)} rules hold")
     proof = "which is no proof of safety: a better attack may find more"
     return Decision("pass", f"Pass: {held}, {proof}.", ALL, rules, policy, audited)
 
