@@ -22,6 +22,7 @@ from torch import Tensor
 
 from engram.attacks.reconstruction import Attack, Reconstruction
 from engram.core import files
+from engram.core.errors import ConfigError
 from engram.core.loop import Budget, Observer, Snapshots, Solution, run
 from engram.core.runs import MetricsLog, RunDirectory, require_free, versions
 from engram.data.choice import DataChoice
@@ -171,6 +172,11 @@ def compare(
     Vectors are scored by distance.
     """
     images = data.train.images
+    if images.shape[1:] != found.images.shape[1:]:
+        raise ConfigError(
+            f"the candidates have shape {tuple(found.images.shape[1:])}, the data {tuple(images.shape[1:])}; "
+            "give the data that the model was trained on"
+        )
     outputs = None
     if network is not None:
         with torch.no_grad():

@@ -89,8 +89,19 @@ class Reconstruction:
             )
         except KeyError as missing:
             raise CheckpointError(f"{path} has no tensor {missing}; is it a reconstruction?") from missing
-        if not len(found.images) == len(found.duals) == len(found.labels):
+        columns = {"duals": found.duals, "labels": found.labels, "scores": found.scores}
+        if found.images.ndim < 2 or any(one is not None and one.ndim != 1 for one in columns.values()):
+            raise CheckpointError(f"{path}: images must be [m, *shape], {', '.join(columns)} [m]; write it again")
+        every = (found.duals, found.labels, found.scores, found.pair_duals)
+        if any(one is not None and len(one) != len(found) for one in every):
             raise CheckpointError(f"{path}: images, duals and labels differ in number; write it again")
+        numbers = [one for one in (found.images, found.duals, found.pair_duals, found.mean) if one is not None]
+        if not all(one.is_floating_point() and bool(one.isfinite().all()) for one in numbers):
+            raise CheckpointError(f"{path} has values that are not finite numbers; write it again")
+        if found.labels.is_floating_point() or found.labels.is_complex():
+            raise CheckpointError(f"{path}: labels must be whole numbers; write it again")
+        if found.scores is not None and not found.scores.is_floating_point():
+            raise CheckpointError(f"{path}: scores must be numbers; write it again")
         if found.mean is not None and found.mean.shape != found.images.shape[1:]:
             raise CheckpointError(f"{path}: the mean has another shape than the images; write it again")
         return found

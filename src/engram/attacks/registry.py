@@ -155,7 +155,8 @@ def _resumed(
             "give that model, or start again in another directory with -o"
         )
     shape = "x".join(map(str, view.input_shape))
-    recorded_shape = "x".join(map(str, record.get("input_shape") or ()))
+    there_shape = record.get("input_shape")
+    recorded_shape = "x".join(map(str, there_shape)) if isinstance(there_shape, list) else str(there_shape)
     for name, here, there in (
         ("input_shape", shape, recorded_shape),
         ("task", view.task.name, record.get("task")),

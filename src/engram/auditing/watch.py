@@ -18,7 +18,7 @@ from engram.attacks.reconstruction import Attack, Reconstruction
 from engram.attacks.registry import make_attack
 from engram.core import files
 from engram.core.errors import CheckpointError, ConfigError, EngramError
-from engram.core.loop import Snapshots
+from engram.core.loop import BAD_STATE, Snapshots
 from engram.core.runs import RunDirectory, read_record
 from engram.models.open.door import open_recorded
 from engram.render.html import Picture, data_uri, render_live
@@ -132,8 +132,12 @@ class Watcher:
         assert self._attack is not None
         if source == RunDirectory(self.run).reconstruction:
             return Reconstruction.load(source)
-        _, state = Snapshots(path=source).load(self._attack.fingerprint())
-        return self._attack.reconstruction(state)
+        snapshots = Snapshots(path=source)
+        _, state = snapshots.load(self._attack.fingerprint())
+        try:
+            return self._attack.reconstruction(state)
+        except BAD_STATE as error:
+            raise snapshots.damaged(error) from error
 
 
 def _best(found: Reconstruction, count: int) -> tuple[Tensor, tuple[str, ...]]:

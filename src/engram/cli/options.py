@@ -359,8 +359,7 @@ def remembered(context: typer.Context, out: Path, *, resume: bool) -> dict[str, 
         if name not in recorded or name in OF_THE_MOMENT:
             continue
         if not is_given(context, name):
-            is_path = name in MAY_MOVE and recorded[name] is not None
-            options[name] = Path(recorded[name]) if is_path else recorded[name]
+            options[name] = _recalled(context, parameter, recorded[name], where)
         elif not recorded[name] and name in IN_THE_RECORD:
             continue
         elif _plain(options[name]) != recorded[name] and name not in MAY_MOVE:
@@ -373,6 +372,24 @@ def command_line(out: Path, *, resume: bool) -> str:
     where = out / OPTIONS_FILE
     started = _read(where).get("command") if resume and where.exists() else None
     return started if isinstance(started, str) else shlex.join(["engram", *sys.argv[1:]])
+
+
+def _recalled(context: typer.Context, parameter: Any, value: Any, where: Path) -> Any:
+    """An option's value as a file has it; it must be one that could have been typed."""
+    from engram.core.errors import CheckpointError
+    from engram.core.runs import CURE
+
+    usual = context.params.get(parameter.name)
+    if value == _plain(usual):
+        return usual
+    try:
+        found = parameter.process_value(context, value)
+    except typer.BadParameter as error:
+        raise CheckpointError(f"{where} is damaged: {parameter.opts[0]}: {error.message}; {CURE}") from error
+    problem = "it has no value" if found is None else _problem(found)
+    if problem is not None:
+        raise CheckpointError(f"{where} is damaged: {parameter.opts[0]}: {problem}; {CURE}")
+    return found
 
 
 def is_given(context: typer.Context, name: str) -> bool:

@@ -244,20 +244,22 @@ def chosen_models(models: list[Path]) -> list[Path]:
 
 def show_trials(directory: Path, *, as_json: bool) -> None:
     """One line per trial; plain text, since tables of ten thousand rows are slow to lay out."""
-    from engram.core.errors import ConfigError
-    from engram.core.files import read_json
-    from engram.core.runs import INDEX, read_index
+    from engram.core.errors import CheckpointError, ConfigError
+    from engram.core.runs import INDEX, read_index, read_record
 
     if not (directory / INDEX).exists():
         raise ConfigError(f"{directory} contains no sweep; give the directory that was the sweep's -o")
-    record, rows = read_json(directory / "run.json"), read_index(directory)
+    record, rows = read_record(directory), read_index(directory)
     if as_json:
         typer.echo(json.dumps({**record, "finished": rows}))
         return
-    objective = record["sweep"]["objective"]
-    lines = [f"{'trial':>6}  {'state':9}{objective:>10}{'seconds':>10}  settings"]
-    lines += [_line(row) for row in rows]
-    lines.append(f"{len(rows):,} of {record['trials']:,} trials finished in {directory}")
+    try:
+        objective = record["sweep"]["objective"]
+        lines = [f"{'trial':>6}  {'state':9}{objective:>10}{'seconds':>10}  settings"]
+        lines += [_line(row) for row in rows]
+        lines.append(f"{len(rows):,} of {record['trials']:,} trials finished in {directory}")
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise CheckpointError(f"{directory} is damaged: run.json or {INDEX} lacks a value ({error!r})") from error
     typer.echo("\n".join(lines))
 
 

@@ -7,7 +7,9 @@ import lzma
 import os
 import re
 import shutil
+import struct
 import tempfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -25,9 +27,15 @@ ALIGNMENT = 64
 """In bytes: torch's own allocator starts every tensor at a multiple of this."""
 
 
-# What zipfile raises when it opens or reads a damaged, encrypted or oddly packed archive.
+# What zipfile and numpy raise when they open or read a damaged, encrypted or oddly packed archive or array.
 BROKEN = (
     zipfile.BadZipFile,
+    NotImplementedError,
+    tokenize.TokenError,
+    SyntaxError,
+    MemoryError,
+    OverflowError,
+    struct.error,
     zlib.error,
     lzma.LZMAError,
     EOFError,
@@ -112,7 +120,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return _all_aligned(load_file(path))
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no file {path}; check the path") from error
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, *BROKEN, LookupError, TypeError, AttributeError) as error:  # an unknown dtype, say
         raise CheckpointError(
             f"{path} is not a complete safetensors file ({error}); copy or save it again"
         ) from error

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from engram.core import files
-from engram.core.errors import CheckpointError, DivergedError, optional, require
+from engram.core.errors import CheckpointError, ConfigError, DivergedError, optional, require
 
 State = dict[str, Tensor]
 """Everything an iteration needs to continue bit for bit: unknowns, momenta, generator states."""
@@ -110,6 +110,21 @@ class Position:
     loss: float = math.inf
     finished: bool = False
     seconds: float = 0.0
+    layout: str = ""
+    """Names, types and shapes of the state's tensors, which a damaged file would change."""
+
+    def __post_init__(self) -> None:
+        known = (self.fingerprint, str), (self.step, int), (self.finished, bool), (self.layout, str)
+        sound = all(type(value) is kind for value, kind in known) and self.step >= 0
+        numbers = (self.loss, self.seconds)
+        require(
+            sound
+            and all(type(one) in (int, float) and not math.isnan(one) for one in numbers)
+            and self.seconds >= 0,
+            "position",
+            "must be that of a run",
+            self,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +135,8 @@ class Snapshots:
     every_seconds: float = 20.0
 
     def save(self, position: Position, state: State) -> None:
-        encoded = torch.tensor(list(json.dumps(asdict(position)).encode()), dtype=torch.uint8)
+        told = {**asdict(position), "layout": _layout(state)}
+        encoded = torch.tensor(list(json.dumps(told).encode()), dtype=torch.uint8)
         files.write_tensors(self.path, {**state, "_position": encoded})
 
     def load(self, fingerprint: str) -> tuple[Position, State]:
@@ -128,14 +144,27 @@ class Snapshots:
         state = files.read_tensors(self.path)
         try:
             position = Position(**json.loads(bytes(state.pop("_position").tolist())))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError, ConfigError) as error:
             raise CheckpointError(f"{self.path} is not a snapshot of a run; start without --resume") from error
         if position.fingerprint != fingerprint:
             raise CheckpointError(
                 f"{self.path} belongs to a run with other settings or another model; "
                 "resume with the same ones, or start again in another directory"
             )
+        if position.layout not in ("", _layout(state)):
+            raise self.damaged("its tensors have other names, types or shapes than the run gave them")
         return position, state
+
+    def damaged(self, problem: object) -> CheckpointError:
+        return CheckpointError(f"{self.path} is damaged: {problem}; start again in another directory with -o")
+
+
+def _layout(state: State) -> str:
+    return ";".join(f"{name} {state[name].dtype} {tuple(state[name].shape)}" for name in sorted(state))
+
+
+BAD_STATE = (RuntimeError, LookupError, ValueError, TypeError, ArithmeticError)
+"""What a step raises on tensors that are not those it made: torch names shapes, types and indices so."""
 
 
 FIRST_SNAPSHOT = 5.0
@@ -163,8 +192,14 @@ def run(
         state = iteration.init()
     reason = StopReason.FINISHED if position.finished else StopReason.STEP_LIMIT
     earlier = position.seconds
+    resumed_at = position.step
     while position.step < budget.steps and not position.finished:
-        metrics = iteration.step(state)
+        try:
+            metrics = iteration.step(state)
+        except BAD_STATE as error:
+            if snapshots is None or not resumed_at or position.step != resumed_at:
+                raise
+            raise snapshots.damaged(error) from error  # the first step on what a file contains
         values = {name: float(value) for name, value in metrics.items()}
         step, loss = position.step + int(values.get("steps", 1)), values["loss"]
         if not math.isfinite(loss):

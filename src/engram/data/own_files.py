@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
+import os
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +17,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from engram.core.errors import CheckpointError, DataError
-from engram.core.files import aligned, read_tensors
+from engram.core.files import BROKEN, aligned, read_tensors
 from engram.data.sets import ImageSet, numbered, to_unit, within_bound
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -59,14 +59,17 @@ def _read(path: Path) -> dict[str, Array]:
         with zipfile.ZipFile(path) as archive:
             within_bound(str(path), [sum(member.file_size for member in archive.infolist())])
         with np.load(path, allow_pickle=False) as arrays:
-            return {key: arrays[key] for key in ("images", "labels")}
+            found = {key: arrays[key] for key in ("images", "labels")}
+        if not all(isinstance(array, np.ndarray) for array in found.values()):
+            raise ValueError("a member that is no array")
+        return found
     except FileNotFoundError as error:
         raise DataError(f"there is no file {path}; check the path") from error
     except KeyError as error:
         raise DataError(f"{path} lacks an array: {error.args[0]}; {_CURE}") from error
     except ValueError as error:
         raise DataError(f"{path} contains something other than plain numbers ({error}); {_CURE}") from error
-    except (OSError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+    except BROKEN as error:
         raise DataError(f"{path} is not a complete .npz file ({error}); {_CURE}") from error
 
 
@@ -135,7 +138,12 @@ def load_folder(path: Path, shape: tuple[int, ...] | None = None) -> ImageSet:
     images = aligned(torch.from_numpy(pixels)).permute(0, 3, 1, 2).contiguous()
     labels = torch.tensor([label for _, label in files])
     note = f", resized to {channels}x{height}x{width}" if is_resized else ""
-    return ImageSet(images, labels, path.resolve().name + note, tuple(sub.name for sub in classes))
+    return ImageSet(images, labels, path.resolve().name + note, tuple(_text(sub.name) for sub in classes))
+
+
+def _text(name: str) -> str:
+    """The name of a folder as it can be printed and written: bytes that are not UTF-8 are shown as such."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _seen(picture: Image.Image, channels: int, size: tuple[int, int]) -> Array:

@@ -254,9 +254,12 @@ def _stored(path: Path | None, order: Order) -> list[DefenceRow]:
     if path is None or not path.exists():
         return []
     told = files.read_json(path)
-    if told.get("order") != _plain(order):
+    if not isinstance(told, dict) or told.get("order") != _plain(order):
         raise CheckpointError(f"{path} belongs to another target, other data or another budget; choose another -o")
-    return [DefenceRow.of_json(row) for row in told["rows"]]
+    try:
+        return [DefenceRow.of_json(row) for row in told["rows"]]
+    except (LookupError, TypeError, AttributeError, AssertionError) as error:
+        raise CheckpointError(f"{path} is damaged ({error!r}); choose another directory with -o") from error
 
 
 def _computed(

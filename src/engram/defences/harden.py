@@ -61,14 +61,17 @@ class Search:
         if path is None or not path.exists():
             return
         stored = files.read_json(path)
-        if stored.get("key") != self.key:
+        if not isinstance(stored, dict) or stored.get("key") != self.key:
             raise CheckpointError(
                 f"{path} belongs to another model, other records or other settings; choose another directory"
             )
-        for one in stored["points"]:
-            told = {name: one["exposure"][name] for name in Exposure.__dataclass_fields__}
-            point = Point(one["kind"], one["mend"], Exposure(**told), one["whole"])
-            self.points[point.mend, point.whole] = point
+        try:
+            for one in stored["points"]:
+                told = {name: one["exposure"][name] for name in Exposure.__dataclass_fields__}
+                point = Point(one["kind"], one["mend"], Exposure(**told), one["whole"])
+                self.points[point.mend, point.whole] = point
+        except (LookupError, TypeError) as error:
+            raise CheckpointError(f"{path} is damaged ({error!r}); choose another directory with -o") from error
 
     def mended(self, mend: Mend) -> Mended:
         """The mend's result in the precision in which it will be published."""

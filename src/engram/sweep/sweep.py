@@ -37,7 +37,7 @@ def settle(directory: Path, record: dict[str, Any], *, resume: bool) -> None:
                     f"{directory} already contains a run; resume or join it with --resume, "
                     "or choose another directory with -o"
                 )
-            _require_same(directory, files.read_json(path).get("sweep"), record["sweep"])
+            _require_same(directory, read_record(directory).get("sweep"), record["sweep"])
         files.write_json(path, record)
 
 

@@ -22,7 +22,7 @@ from engram.attacks.registry import make_attack
 from engram.core import files
 from engram.core.errors import DivergedError
 from engram.core.loop import STOP, State, Values
-from engram.core.runs import RunDirectory
+from engram.core.runs import RunDirectory, read_record
 from engram.models.activations import activation_named
 from engram.models.architecture import Architecture
 from engram.models.networks import ConvNetwork, DenseNetwork, Network
@@ -227,5 +227,6 @@ def _where() -> dict[str, Any]:
 def _spent(directory: Path) -> dict[str, Any]:
     """Steps and seconds as the run recorded them, even if it diverged."""
     record = RunDirectory(directory).record
-    outcome = files.read_json(record)["outcome"] if record.exists() else {}
+    told = read_record(directory).get("outcome") if record.exists() else None
+    outcome = told if isinstance(told, dict) else {}
     return {"steps": int(outcome.get("steps", 0)), "seconds": float(outcome.get("seconds", 0.0))}

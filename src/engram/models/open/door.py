@@ -116,15 +116,18 @@ def open_view(
 def open_recorded(record: Mapping[str, Any]) -> AttackerView[Network]:
     """The model that a run.json names, as it was opened for that run."""
     shape = record.get("input_shape")
-    is_shape = isinstance(shape, list) and all(type(side) is int for side in shape)
+    is_shape = isinstance(shape, list) and all(type(side) is int and 0 < side < 2**31 for side in shape)
+    told = {name: record.get(name) for name in ("task", "architecture", "activation", "normalization", "head")}
+    if wrong := [name for name, value in told.items() if not isinstance(value, str | None)]:
+        raise CheckpointError(f"the run's record is damaged: {', '.join(wrong)} must be text; restore run.json")
     return open_view(
         Path(str(record.get("model", ""))),
         input_shape=shape if is_shape else None,
-        task=record.get("task"),
-        arch=record.get("architecture"),
-        activation=record.get("activation"),
-        normalize=record.get("normalization"),
-        head=record.get("head"),
+        task=told["task"],
+        arch=told["architecture"],
+        activation=told["activation"],
+        normalize=told["normalization"],
+        head=told["head"],
         **_recorded_base(record.get("base")),
     )
 
@@ -282,7 +285,8 @@ def _recorded_base(name: Any) -> dict[str, Any]:
     if not isinstance(name, str):
         return {}
     seed = name.removeprefix("seed ")
-    return {"base_seed": int(seed)} if seed != name and seed.isdecimal() else {"base": Path(name)}
+    is_seed = seed != name and whole_numbers(seed, " ") is not None
+    return {"base_seed": int(seed)} if is_seed else {"base": Path(name)}
 
 
 def _outputs(module: nn.Module, probes: Tensor) -> Tensor:
