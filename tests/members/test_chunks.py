@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.membership_text import Sentences, encoder
 from torch import Tensor, nn
 
 import engram
@@ -45,6 +47,23 @@ def model() -> nn.Module:
     ).eval()
 
 
+def text_sets(n: int = 60) -> Sets:
+    tokens = torch.randint(0, 300, (2 * n, 12), generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(2 * n) % 2
+    return (tokens[:n], labels[:n]), (tokens[n:], labels[n:])
+
+
+def text_model() -> nn.Module:
+    torch.manual_seed(0)
+    return Sentences(encoder()).eval()
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Sets]]] = {
+    "images": (model, sets),
+    "text": (text_model, text_sets),
+}
+
+
 def same(first: MembershipRecord, second: MembershipRecord) -> bool:
     return torch.equal(first.train, second.train) and torch.equal(first.held_out, second.held_out)
 
@@ -72,20 +91,26 @@ def test_few_references_give_nearly_the_same_scores(monkeypatch: pytest.MonkeyPa
         assert abs(one.roc.auc - other.roc.auc) < 0.05
 
 
-def test_processes_give_the_same(small_chunks: None) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_processes_give_the_same(case: str, small_chunks: None) -> None:
+    make, records = CASES[case]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the processes: the rounding of a sum depends on how it is split
     try:
-        alone = engram.membership(model(), *sets(), batch=8)
+        alone = engram.membership(make(), *records(), batch=8)
         for jobs in (2, 3):
-            assert same(engram.membership(model(), *sets(), batch=8, run=Forked(jobs)), alone)
+            assert same(engram.membership(make(), *records(), batch=8, run=Forked(jobs)), alone)
     finally:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("after", [1, 2, 3, 5, 8, 11])
-def test_a_killed_run_ends_with_the_same_bits(after: int, tmp_path: Path, small_chunks: None) -> None:
+KILLED_AT = [*(("images", after) for after in (1, 2, 3, 5, 8, 11)), ("text", 9)]
+
+
+@pytest.mark.parametrize(("case", "after"), KILLED_AT)
+def test_a_killed_run_ends_with_the_same_bits(case: str, after: int, tmp_path: Path, small_chunks: None) -> None:
     """Whichever chunk it was killed at: seven per reading, three readings."""
+    make, records = CASES[case]
 
     class KilledError(Exception):
         pass
@@ -96,14 +121,14 @@ def test_a_killed_run_ends_with_the_same_bits(after: int, tmp_path: Path, small_
         if after < 0:
             raise KilledError
 
-    whole = engram.membership(model(), *sets(), batch=8)
+    whole = engram.membership(make(), *records(), batch=8)
     path = tmp_path / "snapshot.safetensors"
     with pytest.raises(KilledError):
-        engram.membership(model(), *sets(), batch=8, snapshot=path, snapshot_every=0, progress=killed)
+        engram.membership(make(), *records(), batch=8, snapshot=path, snapshot_every=0, progress=killed)
     assert path.exists()
     counted: list[str] = []
     resumed = engram.membership(
-        model(), *sets(), batch=8, snapshot=path, resume=True, progress=lambda what, _: counted.append(what)
+        make(), *records(), batch=8, snapshot=path, resume=True, progress=lambda what, _: counted.append(what)
     )
     assert same(resumed, whole)
     assert sum(what.startswith("reading") for what in counted) < 3 * 7

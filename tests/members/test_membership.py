@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.membership_text import MIXES, sentences
 from torch import Tensor, nn
 
 import engram
@@ -102,43 +103,13 @@ def test_a_model_that_saw_neither_set_leaks_nothing(make: Callable[[], nn.Sequen
     assert found.sentence.startswith("No leak found")
 
 
-class Sentences(nn.Module):
-    """Tokens, embedded; the mean of them, as they are or after a transformer of torch's own, is classified."""
-
-    def __init__(self, transformer: nn.Module | None = None) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(300, 16, padding_idx=0)
-        self.mix = nn.Identity() if transformer is None else transformer
-        self.head = nn.Linear(16, 2)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        outputs: Tensor = self.head(self.mix(self.embed(tokens)).mean(1))
-        return outputs
-
-
-def encoder() -> nn.Module:
-    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-    return nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
-
-
-@pytest.mark.parametrize("make", [None, encoder])
-def test_a_text_classifier_gives_its_sentences_away(make: Callable[[], nn.Module] | None) -> None:
-    torch.manual_seed(0)
-    tokens = torch.randint(0, 300, (160, 12))
-    # the label is whether rare words prevail, with a few errors
-    labels = ((tokens > 150).double().mean(1) + 0.1 * torch.randn(160) > 0.5).long()
-    model = Sentences(None if make is None else make()).train()
-    adam = torch.optim.Adam(model.parameters(), 5e-3)
-    for _ in range(60):
-        for some in torch.randperm(80).reshape(-1, 20):
-            loss = nn.functional.cross_entropy(model(tokens[some]), labels[some])
-            adam.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            adam.step()
-    found = engram.membership(model, (tokens[:80], labels[:80]), (tokens[80:], labels[80:]))
+@pytest.mark.parametrize("name", MIXES)
+def test_a_text_classifier_gives_its_sentences_away(name: str) -> None:
+    found = sentences(name)
     assert found.leaks
     assert found.roc.auc > 0.8
-    assert "embed" in found.layers_json()
+    assert {"embed", "head"} <= found.layers_json().keys()
+    assert ("mix.layers.0.self_attn.in_proj" in found.layers_json()) == (name == "transformer")
     assert found.left_out == {}
     assert found.control.warnings == ()
 
