@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -18,6 +20,7 @@ for tool in ("build", "hatchling"):
     pytest.importorskip(tool, reason="packages are built with the extra dev: pip install '.[dev]'")
 
 ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
@@ -106,18 +109,49 @@ def test_the_installed_command_works(clean: Path) -> None:
     assert '"name": "faces"' in run(clean, "engram", "data", "list", "--json")
 
 
-def test_the_installed_package_trains_and_reports_by_itself(clean: Path) -> None:
-    """The embedded faces are loaded, a model is trained, and the report is made from the packed templates."""
-    program = (
+def test_what_the_readme_says_works_when_pasted(clean: Path) -> None:
+    """On a smaller target than the demo's and with a shorter attack, in an environment that has only the wheel."""
+    target = (
         "from pathlib import Path; import engram;"
         "assert Path(engram.__file__).is_relative_to(Path.cwd()), engram.__file__;"
-        "data = engram.DataChoice(name='faces', labels='gate', n=4).load();"
-        "spec = engram.MLPSpec(inputs=625, widths=(20, 20));"
-        "target = engram.build_target(engram.DataChoice(name='faces', labels='gate', n=4), spec,"
-        " engram.Recipe(epochs=50), engram.Binary(), directory=Path('target'));"
-        "record = engram.audit('target', train=(data.train.images, data.train.labels), baselines='none',"
-        " settings=engram.EngineSettings(restarts=1, steps=5));"
-        "record.save(Path('audit')); print(record.verdict.outcome)"
+        "engram.build_target(engram.DataChoice(name='faces', labels='gate', n=50),"
+        " engram.MLPSpec(inputs=625, widths=(20, 20)), engram.Recipe(epochs=50), engram.Binary(),"
+        " directory=Path('runs/demo/target'))\n"
     )
-    assert "leak" in run(clean, "python", "-c", program)
-    assert "<style>" in (clean / "audit" / "report.html").read_text()
+    block = README.partition("```python\n")[2].partition("```")[0]
+    assert 5 <= len(block.split("\n\n", 1)[1].strip().splitlines()) + 1 <= 6
+    assert "leak" in run(clean, "python", "-c", target + block.replace("seconds=15", "seconds=1")).lower()
+    demo, audit, membership = re.findall(r"^    (engram .+)$", README, re.MULTILINE)
+    assert demo == "engram demo"
+    run(clean, *shlex.split(audit.replace("30s", "1s")))
+    run(clean, *shlex.split(membership))
+    for report in ("runs/audit", "runs/members"):
+        assert "<style>" in (clean / report / "report.html").read_text()
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    assert len(README.splitlines()) <= 110
+    assert "make demo" in README
+    assert "make test" in README
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    assert len(links) > 15
+    assert not [link for link in links if not (ROOT / link).exists()]
+
+
+def test_one_version_and_one_date_everywhere() -> None:
+    released = re.match(r"# Changelog\n\n## ([\d.]+) \((\d{4}-\d\d-\d\d)\)\n", (ROOT / "CHANGELOG.md").read_text())
+    assert released is not None
+    assert released[1] == VERSION
+    assert f"version: {VERSION}\ndate-released: {released[2]}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_workflow_runs_what_everybody_runs() -> None:
+    """`make test` and `make demo` on every Python that the package names, with no right but to read."""
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert re.findall(r"- run: (.+)", text) == ["make test", "make demo"]
+    assert re.findall(r"permissions:\n((?:  .+\n)+)", text) == ["  contents: read\n"]
+    assert all(re.fullmatch(r"actions/[\w-]+@v\d+", used) for used in re.findall(r"uses: (\S+)", text))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [one.rpartition(" ")[2] for one in project["classifiers"] if re.search(r":: 3\.\d+$", one)]
+    assert named == ["3.11", "3.12", "3.13"]
+    assert f"python: {named}".replace("'", '"') in text
