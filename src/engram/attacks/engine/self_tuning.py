@@ -23,22 +23,40 @@ MARGIN_PER_SPREAD = 2.0
 FEWEST_CANDIDATES = 40
 MANY_DIRECTIONS = 150
 MANY_CANDIDATES = 700
+FILLED, FILLING = 70, 140
+"""From the first to the second rank, a row space of images comes to hold ever more images per direction."""
+MORE_EACH = 6
+"""Further candidates for each direction between the two."""
 
 
-def candidates_for(rank: int, *, several_classes: bool = False) -> int:
-    """Number of candidates for a row space of that rank.
+def candidates_for(rank: int) -> int:
+    """Number of candidates for a row space of that rank, at least.
 
     A small row space may have fewer directions than samples, so it gets three candidates per direction; a large
-    one has about as many directions as samples, so one candidate per further direction is enough. With several
-    classes each has its own candidates: six per direction, as long as they are few.
+    one has about as many directions as samples, so one candidate per further direction is enough.
 
     >>> candidates_for(10), candidates_for(167), candidates_for(500)
     (40, 467, 800)
-    >>> candidates_for(112, several_classes=True), candidates_for(500, several_classes=True)
+    """
+    return max(FEWEST_CANDIDATES, rank + 2 * min(rank, MANY_DIRECTIONS))
+
+
+def dense_candidates(rank: int, *, several_classes: bool) -> int:
+    """Number of candidates for the row space of a first layer of that rank.
+
+    The more images, the more of them share a direction: 100 photographs have rank 68, 300 have 146, 500 digits
+    143. Twice the candidates then find more than twice the starts (docs/engine-log.md). With several classes each
+    has its own candidates: six per direction, as long as they are few.
+
+    >>> dense_candidates(68, several_classes=False), dense_candidates(143, several_classes=False)
+    (204, 849)
+    >>> dense_candidates(112, several_classes=True), dense_candidates(500, several_classes=True)
     (672, 800)
     """
-    usual = max(FEWEST_CANDIDATES, rank + 2 * min(rank, MANY_DIRECTIONS))
-    return max(usual, min(6 * rank, MANY_CANDIDATES)) if several_classes else usual
+    usual = candidates_for(rank)
+    if several_classes:
+        return max(usual, min(6 * rank, MANY_CANDIDATES))
+    return usual + MORE_EACH * (min(max(rank, FILLED), FILLING) - FILLED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +99,7 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
     probe = probe.to(device=inner.device, dtype=settings.torch_dtype)
     excited = torch.nn.functional.linear(probe, reduced.weights[0], reduced.biases[0])
     outputs = reduced(probe)
-    candidates = settings.candidates or candidates_for(rank, several_classes=view.task.label_count > 2)
+    candidates = settings.candidates or dense_candidates(rank, several_classes=view.task.label_count > 2)
     candidates += -candidates % view.task.label_count
     margin = MARGIN_PER_SPREAD * float(outputs.std().clamp(min=1e-12))
     own, written = parameters(reduced, 0), None
