@@ -96,7 +96,7 @@ def test_the_command_line_page_has_every_command_and_option() -> None:
 
 
 def test_links_and_docstrings_are_translated_as_written() -> None:
-    assert linked("see `docs/models.md`", "guides/ci.md") == "see [docs/models.md](../models.md)\n"
+    assert linked("see `docs/models.md`", "guides/policy.md") == "see [docs/models.md](../models.md)\n"
     assert linked("this is `docs/models.md`", "models.md") == "this is `docs/models.md`\n"
     assert linked("    `docs/models.md` in code", "audit.md") == "    `docs/models.md` in code\n"
     assert linked("`docs/gone.md`", "audit.md") == "`docs/gone.md`\n"
