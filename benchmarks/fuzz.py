@@ -63,7 +63,7 @@ EXTREMES = (0, 1, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**6
 def _length(content: bytes, rng: random.Random) -> bytes:
     """A number of 2, 4 or 8 bytes, in either order, set to an extreme; most length fields stand near the ends."""
     size = rng.choice((2, 4, 8))
-    number = (rng.choice(EXTREMES) % (1 << 8 * size)).to_bytes(size, rng.choice(("little", "big")))
+    number: bytes = (rng.choice(EXTREMES) % 2 ** (8 * size)).to_bytes(size, rng.choice(("little", "big")))
     near = rng.randrange(min(len(content), 256))
     start = rng.choice((near, len(content) - near, rng.randrange(len(content))))
     return content[:start] + number + content[start + size :]

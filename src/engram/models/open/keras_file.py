@@ -9,9 +9,12 @@ from __future__ import annotations
 import io
 import json
 import re
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -60,61 +63,118 @@ def keras_network(path: Path, *, max_bytes: int) -> ReadNetwork:
                 if archive.getinfo(CONFIG).file_size > MAX_CONFIG:
                     raise ValueError(f"{CONFIG} is larger than {MAX_CONFIG:,} bytes")
                 config = json.loads(archive.read(CONFIG))
-                source: Any = io.BytesIO(archive.read(WEIGHTS))
+                content = archive.read(WEIGHTS)
+            _, arrays = _hdf5(h5py, lambda: io.BytesIO(content), len(content))
         else:
-            config, source = None, path
-        with h5py.File(source, "r") as file:
-            if config is None:
-                if "model_config" not in file.attrs:
-                    raise ValueError("it holds weights without a model's configuration")
-                config = json.loads(file.attrs["model_config"])
-            layers, shape = _layers(config)
-            variables = _variables(file, h5py, max_bytes, layers)
-            steps, notes = _steps(layers, shape, variables)
+            text, arrays = _hdf5(h5py, lambda: path, path.stat().st_size)
+            if text is None:
+                raise ValueError("it holds weights without a model's configuration")
+            config = json.loads(text)
+        layers, shape = _layers(config)
+        steps, notes = _steps(layers, shape, _variables(arrays, layers))
     except (*BROKEN, LookupError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
         raise CheckpointError(f"{path} can't be read as a Keras model ({error}); {CURE}") from error
     return assembled(steps, shape, notes)
 
 
 Variables = Callable[[str], list[Tensor]]
+Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
+HDF5_SECONDS = 60.0
+LEAST_ROOM, INFLATION = 64 * 1024**2, 16
+"""Arrays may claim this many times the bytes of their file, or 64 MB: Keras does not even compress them."""
 
 
-def _variables(file: Any, h5py: Any, max_bytes: int, layers: list[KerasLayer]) -> Variables:
-    """The variables of a layer by its name, in the order in which the layer keeps them."""
+def _hdf5(h5py: Any, source: Callable[[], Any], size: int) -> tuple[str | None, Arrays]:
+    """The configuration and all arrays of an HDF5 file by path, read in another process with a time limit.
 
-    def arrays(group: Any) -> list[tuple[str, Any]]:
-        """All arrays below a group by path; links to other files are never followed."""
-        found: list[tuple[str, Any]] = []
-        for name in group:
-            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-                raise ValueError(f"{name} is a link, not an array")
-            one = group[name]
-            if isinstance(one, h5py.Group):
-                found += [(f"{name}/{inner}", own) for inner, own in arrays(one)]
-            else:
-                found.append((name, one))
-        return found
+    On a damaged file libhdf5 may loop without end or crash, and nothing in this process could stop it. Forked, the
+    process has all it needs; it answers in plain bytes.
+    """
+    context = get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_send_hdf5, args=(h5py, source, max(LEAST_ROOM, INFLATION * size), theirs))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: it needs none of theirs
+        child.start()
+    theirs.close()  # so that the pipe ends with the child
+    try:
+        if not ours.poll(HDF5_SECONDS):
+            raise ValueError(f"libhdf5 had no answer after {HDF5_SECONDS:.0f} s")
+        told = json.loads(ours.recv_bytes())
+        if "problem" in told:
+            raise ValueError(told["problem"])
+        arrays: Arrays = {}
+        for name, kind, shape in told["arrays"]:
+            arrays[name] = np.frombuffer(bytearray(ours.recv_bytes()), np.dtype(kind)).reshape(shape)
+        return told["config"], arrays
+    except EOFError as error:
+        raise ValueError("libhdf5 crashed on it") from error
+    finally:
+        child.kill()
+        child.join()
+        ours.close()
 
-    def inside(group: Any, name: str) -> Any:
+
+def _send_hdf5(h5py: Any, source: Callable[[], Any], most: int, pipe: Connection) -> None:
+    """In the other process: read everything, then send what it is, then the bytes of each array."""
+    try:
+        with h5py.File(source(), "r") as file:
+            text = file.attrs.get("model_config")
+            text = text.decode() if isinstance(text, bytes) else text
+            found = _datasets(file, h5py, "", [])
+            if sum(own.size * own.dtype.itemsize for _, own in found) > most:
+                raise ValueError(f"its arrays claim more than {most:,} bytes")
+            arrays = [(name, _array(own)) for name, own in found]
+        listed = [(name, array.dtype.str, array.shape) for name, array in arrays]
+        answer = json.dumps({"config": None if text is None else str(text), "arrays": listed})
+    except (*BROKEN, LookupError, TypeError, AttributeError, RecursionError) as error:
+        pipe.send_bytes(json.dumps({"problem": str(error)[:500]}).encode())
+        return
+    pipe.send_bytes(answer.encode())
+    for _, array in arrays:
+        pipe.send_bytes(array.tobytes())
+
+
+def _datasets(group: Any, h5py: Any, prefix: str, found: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """All arrays below a group by path; links to other files are never followed, nor a group that holds itself."""
+    if len(found) > MAX_ARRAYS or prefix.count("/") > MAX_DEPTH:
+        raise ValueError("too many arrays, or groups within groups")
+    for name in group:
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
             raise ValueError(f"{name} is a link, not an array")
-        return group[name]
+        one = group[name]
+        if isinstance(one, h5py.Group):
+            _datasets(one, h5py, f"{prefix}{name}/", found)
+        elif isinstance(one, h5py.Dataset):
+            found.append((f"{prefix}{name}", one))
+    return found
 
-    is_new = "layers" in file
-    root = inside(file, "layers") if is_new else inside(file, "model_weights") if "model_weights" in file else file
+
+MAX_ARRAYS, MAX_DEPTH = 4096, 32
+
+
+def _array(dataset: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    if dataset.external or getattr(dataset, "is_virtual", False):
+        raise ValueError("weights in another file")
+    array = np.asarray(dataset)
+    return array if array.dtype.kind in "if" else np.zeros(0, np.uint8)  # texts, refused if a layer needs them
+
+
+def _variables(arrays: Arrays, layers: list[KerasLayer]) -> Variables:
+    """The variables of a layer by its name, in the order in which the layer keeps them."""
+    is_new = any(name.startswith("layers/") for name in arrays)
+    is_old = any(name.startswith("model_weights/") for name in arrays)
+    root = "layers/" if is_new else "model_weights/" if is_old else ""
     stored = _stored_names(layers) if is_new else {}
 
     def of(layer: str) -> list[Tensor]:
-        place = stored.get(layer, layer)
-        if place not in root:
-            return []
-        found = [(name, own) for name, own in arrays(inside(root, place)) if not name.startswith("seed_generator")]
+        place = f"{root}{stored.get(layer, layer)}/"
+        found = [(name.removeprefix(place), own) for name, own in arrays.items() if name.startswith(place)]
+        found = [(name, own) for name, own in found if not name.startswith("seed_generator")]
         if is_new:
             found.sort(key=lambda one: [int(part) if part.isdecimal() else -1 for part in one[0].split("/")])
         else:
             found.sort(key=lambda one: ORDER.get(one[0].rpartition("/")[2].partition(":")[0], 9))
-        if sum(own.size * own.dtype.itemsize for _, own in found) > max_bytes:
-            raise ValueError(f"{layer} claims more than {max_bytes:,} bytes")
         return [_tensor(own) for _, own in found]
 
     return of
@@ -143,10 +203,7 @@ ORDER = {
 }  # fmt: skip
 
 
-def _tensor(dataset: Any) -> Tensor:
-    if dataset.external or getattr(dataset, "is_virtual", False):
-        raise ValueError("weights in another file")
-    array = np.asarray(dataset)
+def _tensor(array: np.ndarray[Any, np.dtype[Any]]) -> Tensor:
     if array.dtype.kind == "i" and array.ndim == 0:  # a counter
         return torch.tensor(int(array))
     if array.dtype.kind != "f" or not array.size or not np.isfinite(array).all():
