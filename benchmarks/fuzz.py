@@ -5,7 +5,7 @@
 Each reader has a valid file or directory. Every input is a copy of it in which one file was changed: cut short,
 bits flipped, bytes overwritten, length fields set to extremes, parts moved, members of archives changed and packed
 again, values of JSON replaced. Readers run in worker processes with 2 GB more memory than they need to start and
-20 seconds for an input. A failure is printed with the command that repeats it. The tests use the same mutations
+90 seconds for an input. A failure is printed with the command that repeats it. The tests use the same mutations
 (`tests/test_hostile_files.py`).
 """
 
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 MEMORY = 2 * 1024**3
-SECONDS = 20.0
+SECONDS = 90.0
 FILES = dict[str, bytes]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import resource
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
@@ -117,6 +118,7 @@ def _hdf5(h5py: Any, source: Callable[[], Any], size: int) -> tuple[str | None, 
 
 def _send_hdf5(h5py: Any, source: Callable[[], Any], most: int, pipe: Connection) -> None:
     """In the other process: read everything, then send what it is, then the bytes of each array."""
+    resource.setrlimit(resource.RLIMIT_CPU, (int(HDF5_SECONDS),) * 2)  # it ends even if nobody is left to end it
     try:
         with h5py.File(source(), "r") as file:
             text = file.attrs.get("model_config")
