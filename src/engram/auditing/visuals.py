@@ -324,7 +324,13 @@ def baseline_sections(record: AuditRecord) -> list[Section]:
         paragraphs.append(text + " A simpler way to look at the weights, to compare with the attack.")
         if baseline.score is not None:
             rows = [(text, one.train, one.held_out, one.excess) for text, one in baseline.score.counts.items()]
-            tables = [Table(("recovered", "training", "held-out", "excess"), rows, "Scored like the attack")]
+            tables = [
+                Table(
+                    ("recovered", "training", "held-out", "excess"),
+                    rows,
+                    f"{baseline.name}, scored like the attack",
+                )
+            ]
         anchor = baseline.name.replace(" ", "-")
         gallery = baseline_gallery(baseline, record.view.input_shape)
         title = f"Baseline: {baseline.name}"

@@ -352,9 +352,8 @@ _URI = re.compile(r"data:image/(png|jpeg);base64,([A-Za-z0-9+/]+=*)")
 
 def page_bytes(page: Page) -> bytes:
     """The content of page.json: values alone, from which `read_page` makes the same page again."""
-    return json.dumps(
-        {"schema_version": PAGE_VERSION, "page": asdict(page)}, allow_nan=False, default=list
-    ).encode()
+    stored = {"schema_version": PAGE_VERSION, "page": asdict(page)}
+    return json.dumps(stored, allow_nan=False, default=list).encode()
 
 
 def read_page(path: Path) -> Page:
