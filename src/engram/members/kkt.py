@@ -27,7 +27,7 @@ from engram.attacks.engine.convolutional import PROBES, smooth_noise
 from engram.attacks.engine.self_tuning import PIXEL_STD
 from engram.core.errors import ConfigError, require
 from engram.core.loop import Progress, silent
-from engram.members.scores import combine, guessed
+from engram.members.scores import combine
 from engram.models.networks import ConvNetwork, DenseNetwork, Network
 from engram.models.tasks import Binary, Multiclass, Task
 from engram.models.view import AttackerView
@@ -290,15 +290,9 @@ BY_CHANCE = 0.265
 """The variance of log(1 + count) where chance alone puts records on boundaries: a Poisson variable has at most so
 much, at a rate of 1.6."""
 
-CLEARLY = 5.0
-"""Logarithm of how much likelier the mixture that begins with the counts has to be."""
-
 
 def with_boundaries(layers: Tensor, counts: Tensor) -> Tensor:
     """One score [n] from the layers' scores [n, k] and the boundary counts [n].
-
-    The mixture begins with what the layers say about the members, and once more with what the counts say, which
-    is taken if it is clearly likelier. So either may be silent.
 
     >>> drawn = torch.randn(200, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> drawn[:100] += 2
@@ -307,13 +301,9 @@ def with_boundaries(layers: Tensor, counts: Tensor) -> Tensor:
     >>> bool(torch.corrcoef(torch.stack(found))[0, 1] > 0.99)
     True
     """
-    spoken = counts.double().log1p()
+    spoken = counts.double().log1p()[:, None]
     is_count = torch.arange(layers.shape[1] + 1) == layers.shape[1]
-    both, least = torch.cat([layers, spoken[:, None]], 1), BY_CHANCE * is_count.double()
-    by_layers, by_counts = (
-        combine(both, ~is_count, least, guess) for guess in (combine(layers).members, guessed(spoken))
-    )
-    return (by_counts if by_counts.likelihood > by_layers.likelihood + CLEARLY else by_layers).scores
+    return combine(torch.cat([layers, spoken], 1), ~is_count, BY_CHANCE * is_count.double()).scores
 
 
 def _why_no_dual(view: AttackerView, records: int) -> str | None:

@@ -50,30 +50,19 @@ SURENESS = 3.0
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """The combined score [n], the weight of every standardised score [k], and who the members seem to be, [n]."""
+    """The combined score [n], the weight of every standardised score [k], and the share of members found."""
 
     scores: Tensor
     weights: Tensor
-    members: Tensor
-    """The probability of being one."""
-    likelihood: float
-    """The logarithm, up to a constant that depends on the scores alone."""
-
-    @property
-    def share(self) -> float:
-        """Of members."""
-        return float(self.members.mean())
+    share: float
 
 
-def combine(
-    scores: Tensor, centred: Tensor | None = None, least: Tensor | None = None, first_guess: Tensor | None = None
-) -> Mixture:
+def combine(scores: Tensor, centred: Tensor | None = None, least: Tensor | None = None) -> Mixture:
     """One score from k for each of n records, [n, k].
 
-    centred      [k] where records that were not in training have mean 0; default: everywhere
-    least        [k] the variance that chance alone gives each score, default 0; neither members nor others have
-                 less. Without it, those who share one of few values would be a component without any spread
-    first_guess  [n] how likely each record is a member; default: by the sum of the scores
+    centred  [k] where records that were not in training have mean 0; default: everywhere
+    least    [k] the variance that chance alone gives each score, default 0; neither members nor others have
+             less. Without it, those who share one of few values would be a component without any spread
 
     >>> drawn = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
     >>> drawn[:200, 0] += 4
@@ -85,8 +74,8 @@ def combine(
     unit = scores / scores.std(0).clamp(min=1e-12)
     unit = torch.where(known, unit, unit - unit.median(0).values)
     direction = unit.mean(0).clamp(min=0)
-    members = guessed(unit @ direction) if first_guess is None else first_guess
-    likelihood = 0.0
+    first = unit @ direction
+    members = torch.sigmoid(SURENESS * (first - first.mean()) / first.std().clamp(min=1e-12))
     shrinkage = min(1.0, SHRINKAGE + scores.shape[1] / len(scores))
     floor = None if least is None else least / scores.var(0).clamp(min=1e-24)
     for _ in range(ROUNDS):
@@ -97,18 +86,11 @@ def combine(
         rest = torch.where(known, torch.zeros_like(rest), rest)
         here = _covariance(unit, rest, others, shrinkage, floor)
         there = _covariance(unit, centre, members, shrinkage, floor)
-        as_member = _log_density(unit, centre, there) + torch.log(share)
-        as_other = _log_density(unit, rest, here) + torch.log(1 - share)
-        likelihood = float(torch.logaddexp(as_member, as_other).sum())
-        members = torch.sigmoid(as_member - as_other).clamp(1e-6, 1 - 1e-6)
+        odds = _log_density(unit, centre, there) - _log_density(unit, rest, here)
+        members = torch.sigmoid(odds + torch.log(share / (1 - share))).clamp(1e-6, 1 - 1e-6)
         direction = torch.linalg.solve(here, centre - rest)
     weights = direction / direction.abs().sum().clamp(min=1e-12)
-    return Mixture(unit @ weights, weights, members, likelihood)
-
-
-def guessed(score: Tensor) -> Tensor:
-    """A first guess at who is a member: a higher score [n] makes it likelier, [n]."""
-    return torch.sigmoid(SURENESS * (score - score.mean()) / score.std().clamp(min=1e-12))
+    return Mixture(unit @ weights, weights, float(members.mean()))
 
 
 def _covariance(points: Tensor, centre: Tensor, weights: Tensor, shrinkage: float, floor: Tensor | None) -> Tensor:
