@@ -38,8 +38,9 @@ PLACEHOLDERS = {"N": "10", "NUMBER": "10", "...": "10"}
 
 
 def blocks(text: str) -> list[str]:
-    """Commands in indented blocks, also in lists, their lines joined, without comments."""
-    lines = re.sub(r"\\\n\s*", " ", text).splitlines()
+    """Commands in indented blocks, also in lists, their lines joined, without comments; not those in a fence."""
+    plain = re.sub(r"(?ms)^ *```.*?^ *```", "", text)
+    lines = re.sub(r"\\\n\s*", " ", plain).splitlines()
     return [line.strip().partition("  #")[0] for line in lines if re.match(" {4,}engram ", line)]
 
 
