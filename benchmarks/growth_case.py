@@ -15,8 +15,7 @@ import torch
 
 from benchmarks.growth_price import Price, at, timed
 from benchmarks.machine import peak_memory_bytes
-from engram.attacks.engine.closed_form import ARRAYS
-from engram.attacks.engine.metric import MOST_AT_ONCE
+from engram.attacks.engine.closed_form import ARRAYS, MOST_AT_ONCE
 from engram.attacks.engine.objective import Objective
 from engram.attacks.engine.self_tuning import Scales
 from engram.attacks.settings import EngineSettings

@@ -16,7 +16,6 @@ from engram.cli import (
     defences,
     inspect,
     membership,
-    policy,
     reconstruct,
     report,
     reproduce,
@@ -33,7 +32,7 @@ HELP = {
 } | {"help of demo": audit.DEMO_EXAMPLES, "help of watch": reconstruct.WATCH_EXAMPLES}
 HELP |= {"help of report": report.EXAMPLES, "help of compare": report.COMPARE_EXAMPLES}
 HELP |= {"help of harden": defences.EXAMPLES, "help of defend": defences.DEFEND_EXAMPLES}
-HELP |= {"help of policy init": policy.INIT_EXAMPLES, "help of policy check": policy.CHECK_EXAMPLES}
+HELP |= {"help of policy init": report.INIT_EXAMPLES, "help of policy check": report.CHECK_EXAMPLES}
 PLACEHOLDERS = {"N": "10", "NUMBER": "10", "...": "10"}
 
 

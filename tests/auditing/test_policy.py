@@ -13,7 +13,7 @@ import torch
 
 import engram
 from engram.auditing.policy import Decision, Policy
-from engram.cli.policy import DEFAULT
+from engram.cli.report import DEFAULT
 from engram.core.errors import CheckpointError, ConfigError
 from engram.scoring.curves import clopper_pearson, epsilon_lower, largest_epsilon, rate_bounds, roc
 from tests.auditing.cases import innocent, leaking

@@ -23,6 +23,7 @@ import torch
 import typer
 from typer.main import get_command
 
+import engram
 from engram.attacks.engine.dense import Engine
 from engram.attacks.registry import RECIPES, setting_names
 from engram.attacks.settings import EngineSettings
@@ -82,13 +83,26 @@ BASES: dict[str, dict[str, Any]] = {
     "train": {"out": "OUT", "data": "npz:DATA", "n": 4, "widths": "3", "epochs": 2},
     "inspect": {"model": "MODEL", "input_shape": "1x4x4", "data": "npz:DATA", "n": 4},
     "reconstruct": {"model": "MODEL", "out": "OUT", "input_shape": "1x4x4"},
+    "policy init": {"path": "OUT.toml"},
+    "policy check": {"run": "AUDIT", "policy": "POLICY"},
+    "report": {"run": "AUDIT", "out": "OUT.html"},
+    "compare": {"before": "AUDIT", "after": "AGAIN", "out": "OUT"},
     "watch": {"run": "RUN", "once": True},
     "score": {"run": "RUN", "data": "npz:DATA", "n": 4},
     "sweep": {"models": "MODEL", "out": "OUT", "input_shape": "1x4x4", "trials": 1, "jobs": 0},
     "reproduce": {"experiment": "haim/fig1", "out": "OUT", "scale": "smoke"},
 }
-"""By command, options that it accepts: a small model (MODEL), data (DATA), a finished run of the model (RUN) and a
-directory that does not exist (OUT). Choose them so that little is computed before all options are checked."""
+"""By command, options that it accepts: a small model (MODEL), data (DATA), a finished run of the model (RUN), two
+finished audits (AUDIT, AGAIN), a policy (POLICY) and a directory that does not exist (OUT). Choose them so that
+little is computed before all options are checked."""
+PLACES = {
+    "MODEL": "model.pt",
+    "DATA": "data.npz",
+    "RUN": "run",
+    "AUDIT": "audit",
+    "AGAIN": "again",
+    "POLICY": "policy.toml",
+}
 STOPPED = (
     "engram.pipeline.run",
     "engram.pipeline.train",
@@ -144,6 +158,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     view = open_view(place / "model.pt", input_shape=(1, 4, 4))
     settings = EngineSettings(candidates=4, steps=2, restarts=1, prior=0.0)
     attack(Engine(view, settings), directory=place / "run", model=str(place / "model.pt"))
+    audited = engram.audit(place / "model.pt", input_shape=(1, 4, 4), baselines="none", settings=settings)
+    for name in ("audit", "again"):
+        audited.save(place / name)
+    (place / "policy.toml").write_text("confident_candidates = 0\n")
     (place / "directory" / "inner").mkdir(parents=True)
     (place / "binary").write_bytes(bytes(range(256)) * 4)
     (place / "text.json").write_text('{"a": [1]}')
@@ -173,7 +191,7 @@ def arguments(command: Any, values: dict[str, Any], place: Path, out: Path) -> l
             words += [parameter.opts[-1]] * value
             continue
         text = str(value)
-        for name, path in (("MODEL", "model.pt"), ("DATA", "data.npz"), ("RUN", "run")):
+        for name, path in PLACES.items():
             text = text.replace(name, str(place / path))
         text = text.replace("OUT", str(out)).replace("{place}", str(place))
         if parameter.param_type_name == "argument":

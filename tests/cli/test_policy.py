@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 
@@ -61,6 +62,7 @@ def test_the_gate(place: Path, name: str, code: int, word: str) -> None:
     assert stored["sentence"] in printed.replace("\n", "")
     assert all(part in printed for part in ("images recovered", "at most 0 beyond the control", "measured", "why"))
     assert problems("decision", stored) == []
+    assert stored["sentence"] in html.unescape((place / name / "report.html").read_text()), "the report shows it"
     report = json.loads((place / name / "report.json").read_text())
     assert problems("report", report) == []
     assert stored["audited"]["command"] == report["command"]

@@ -23,11 +23,12 @@ from engram.auditing.record import AuditRecord, Evidence
 from engram.auditing.verdict import LIKELY_ENOUGH, SIGNIFICANT, chance_of
 from engram.core import files
 from engram.core.errors import CheckpointError, ConfigError, require
+from engram.render.html import DECISION_FILE
 from engram.scoring.curves import Interval, chance_of_more, largest_epsilon, rate_bounds
 
 Outcome = Literal["pass", "fail", "not enough evidence"]
 DECISION_VERSION = 1
-DECISION_FILE = "decision.json"
+
 LARGEST_FILE = 2**16
 """Of a policy, in bytes: ours have less than 3,000."""
 MOST = 10**9

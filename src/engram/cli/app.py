@@ -14,7 +14,6 @@ from engram.cli import (
     defences,
     inspect,
     membership,
-    policy,
     reconstruct,
     report,
     reproduce,
@@ -55,7 +54,7 @@ def _root(
 app.command("demo", epilog=audit.DEMO_EXAMPLES)(audit.demo)
 app.command("audit", epilog=audit.EXAMPLES)(audit.audit)
 app.command("membership", epilog=membership.EXAMPLES)(membership.membership)
-app.add_typer(policy.app, name="policy")
+app.add_typer(report.policy_app, name="policy")
 app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("compare", epilog=report.COMPARE_EXAMPLES)(report.compare)
 app.command("harden", epilog=defences.EXAMPLES)(defences.harden)

@@ -13,7 +13,7 @@ from engram.cli import options as opt
 from engram.cli.data import loaded_records
 from engram.cli.membership import ask
 from engram.cli.options import progress_bar, remember, remembered
-from engram.cli.policy import DOUBT_EXIT_CODE, LEAK_EXIT_CODE, apply_policy, chosen_policy
+from engram.cli.report import DOUBT_EXIT_CODE, LEAK_EXIT_CODE, apply_policy, chosen_policy
 from engram.cli.score import show_report, write_pairs
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import typer
 from engram.cli import options as opt
 from engram.cli.data import loaded_records
 from engram.cli.options import progress_bar, remember, remembered
-from engram.cli.policy import DOUBT_EXIT_CODE, LEAK_EXIT_CODE, apply_policy, chosen_policy
+from engram.cli.report import DOUBT_EXIT_CODE, LEAK_EXIT_CODE, apply_policy, chosen_policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

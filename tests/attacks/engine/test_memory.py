@@ -9,9 +9,9 @@ import pytest
 import torch
 from benchmarks.steps import measure_memory
 
+from engram.attacks.engine.closed_form import Groups, Metric, inverse_covariances
 from engram.attacks.engine.consensus import consensus
 from engram.attacks.engine.dense import Engine
-from engram.attacks.engine.metric import Groups, Metric, inverse_covariances
 from engram.attacks.reconstruction import Reconstruction
 from engram.attacks.settings import EngineSettings
 from engram.core.loop import Budget, Snapshots, run

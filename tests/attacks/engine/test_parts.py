@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from engram.attacks.engine.closed_form import inverse_covariances
 from engram.attacks.engine.iteration import BETAS, adam, moments
-from engram.attacks.engine.metric import inverse_covariances
 from engram.attacks.engine.objective import SMOOTHING, total_variation
 from engram.models.row_space import find_row_space, marchenko_pastur_quantile, noise_level
 

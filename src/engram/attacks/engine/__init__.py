@@ -1,7 +1,6 @@
 """The engine: the papers' equations, solved in the row space, in closed form and without tuning.
 
-closed_form    stationarity of every layer and its gradients, by matrix products alone
-metric         how far each neuron's equation can be trusted in each direction
+closed_form    stationarity of every layer and its gradients, by matrix products alone; the metric that weights it
 objective      stationarity under the metric, margin, image prior
 self_tuning    scales from the weights, the strength of the prior, the length of starts
 iteration      steps, starts, pool, time budgets: what all engines share

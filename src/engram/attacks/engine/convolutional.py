@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engram.attacks.engine.closed_form import parameters
+from engram.attacks.engine.closed_form import Metric, parameters
 from engram.attacks.engine.iteration import EngineIteration
-from engram.attacks.engine.metric import Metric
 from engram.attacks.engine.objective import Objective, total_variation
 from engram.attacks.engine.self_tuning import (
     MARGIN_PER_SPREAD,

@@ -39,9 +39,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from engram.attacks.engine.closed_form import Pass, Passes, explained, run_pass, send_down, with_constant
+from engram.attacks.engine.closed_form import Metric, Pass, Passes, explained, run_pass, send_down, with_constant
 from engram.attacks.engine.iteration import EngineIteration
-from engram.attacks.engine.metric import Metric
 from engram.attacks.engine.objective import Objective, has_background
 from engram.attacks.engine.self_tuning import MOST_STEPS, NOISY, NOISY_STEPS, PIXEL_STD, Scales, derive_scales
 from engram.core.errors import ConfigError

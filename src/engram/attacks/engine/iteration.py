@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from engram.attacks.engine.closed_form import Metric
 from engram.attacks.engine.consensus import consensus, on_background
-from engram.attacks.engine.metric import Metric
 from engram.attacks.engine.objective import Objective
 from engram.attacks.engine.self_tuning import (
     CLASSES_PRIOR,

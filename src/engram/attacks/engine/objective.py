@@ -10,15 +10,17 @@ from torch import Tensor
 
 from engram.attacks.engine.closed_form import (
     ARRAYS,
+    Groups,
+    Metric,
     Pass,
     Passes,
     chunks,
     first_gates,
+    inverse_covariances,
     parameters,
     run_pass,
     with_constant,
 )
-from engram.attacks.engine.metric import Groups, Metric, inverse_covariances
 from engram.attacks.engine.self_tuning import Scales
 from engram.attacks.settings import EngineSettings
 from engram.core.loop import State
