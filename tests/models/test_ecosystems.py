@@ -39,6 +39,7 @@ REFUSED = {
     "torchscript": "whose code would have to be run",
     "joblib-pickle": "a pickle of scikit-learn, and a pickle could run code",
     "layer-norm": "can't be folded into a layer",
+    "lora-adapter": "is an adapter, an update of another model",
 }
 
 
