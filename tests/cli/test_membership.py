@@ -77,7 +77,7 @@ def test_a_plain_network(home: Path, tmp_path: Path) -> None:
     assert {"layers", "epsilon_lower", "pool", "seconds", "versions", "tpr_bounds"} <= record.keys()
     page = (out / "report.html").read_text()
     assert "The most exposed records" in page
-    assert page.count("data:image/png") == 50
+    assert page.count("data:image/png") == 5 + 50 + 50  # first screen, gallery, and the table of records
 
 
 def test_a_model_of_the_users_own_class(home: Path, tmp_path: Path) -> None:

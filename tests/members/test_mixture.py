@@ -67,7 +67,7 @@ def test_counts_by_chance_do_not_hide_what_the_layers_say(seed: int) -> None:
     misled = combine(torch.cat([layers, counts.double().log1p()[:, None]], 1), is_layer).scores
     alone = combine(layers).scores
     assert _found(misled) <= 0.1 < 0.5 < _found(alone)
-    assert _found(with_boundaries(layers, counts)) > _found(alone) - 0.1
+    assert torch.equal(with_boundaries(layers, counts), alone)
 
 
 def test_boundaries_that_speak_are_used() -> None:
@@ -80,8 +80,7 @@ def test_boundaries_that_speak_are_used() -> None:
 
 def test_equal_counts_change_nothing() -> None:
     layers = drawn((3.0, 1.0))
-    alike = with_boundaries(layers, torch.full((500,), 7))
-    assert torch.corrcoef(torch.stack([alike, combine(layers).scores]))[0, 1] > 0.999
+    assert torch.equal(with_boundaries(layers, torch.full((500,), 7)), combine(layers).scores)
 
 
 def _found(scores: Tensor) -> float:

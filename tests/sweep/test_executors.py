@@ -168,7 +168,7 @@ def test_a_worker_has_its_share_of_the_threads() -> None:
     finally:
         executor.close()
     assert torch.get_num_threads() == 1, "this process keeps its own"
-    with pytest.raises(ConfigError, match="jobs must be at least 1"):
+    with pytest.raises(ConfigError, match="jobs must lie in 1"):
         Processes(0)
     with pytest.raises(ConfigError, match="threads must be at least 1"):
         Processes(1, threads=0)

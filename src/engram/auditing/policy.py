@@ -83,9 +83,7 @@ class Decision:
             return cls(**{name: stored[name] for name in names}, rules=rules)
         except (KeyError, TypeError) as error:
             cure = "write it again with `engram policy check RUN --policy FILE --save`"
-            raise CheckpointError(
-                f"{DECISION_FILE} is not a decision of this version ({error}); {cure}"
-            ) from error
+            raise CheckpointError(f"{DECISION_FILE} is no decision of this version ({error}); {cure}") from error
 
     def save(self, directory: Path) -> None:
         files.write_json(directory / DECISION_FILE, self.to_json())

@@ -57,12 +57,10 @@ class Mixture:
     share: float
 
 
-def combine(scores: Tensor, centred: Tensor | None = None, least: Tensor | None = None) -> Mixture:
+def combine(scores: Tensor, centred: Tensor | None = None) -> Mixture:
     """One score from k for each of n records, [n, k].
 
-    centred  [k] where records that were not in training have mean 0; default: everywhere
-    least    [k] the variance that chance alone gives each score, default 0; neither members nor others have
-             less. Without it, those who share one of few values would be a component without any spread
+    Where `centred` [k] is set (everywhere by default), records that were not in training have mean 0.
 
     >>> drawn = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
     >>> drawn[:200, 0] += 4
@@ -77,15 +75,13 @@ def combine(scores: Tensor, centred: Tensor | None = None, least: Tensor | None 
     first = unit @ direction
     members = torch.sigmoid(SURENESS * (first - first.mean()) / first.std().clamp(min=1e-12))
     shrinkage = min(1.0, SHRINKAGE + scores.shape[1] / len(scores))
-    floor = None if least is None else least / scores.var(0).clamp(min=1e-24)
     for _ in range(ROUNDS):
         share = members.mean().clamp(1e-3, 1 - 1e-3)
         others = 1 - members
         centre = (members[:, None] * unit).sum(0) / members.sum().clamp(min=1e-9)
         rest = (others[:, None] * unit).sum(0) / others.sum().clamp(min=1e-9)
         rest = torch.where(known, torch.zeros_like(rest), rest)
-        here = _covariance(unit, rest, others, shrinkage, floor)
-        there = _covariance(unit, centre, members, shrinkage, floor)
+        here, there = _covariance(unit, rest, others, shrinkage), _covariance(unit, centre, members, shrinkage)
         odds = _log_density(unit, centre, there) - _log_density(unit, rest, here)
         members = torch.sigmoid(odds + torch.log(share / (1 - share))).clamp(1e-6, 1 - 1e-6)
         direction = torch.linalg.solve(here, centre - rest)
@@ -93,13 +89,11 @@ def combine(scores: Tensor, centred: Tensor | None = None, least: Tensor | None 
     return Mixture(unit @ weights, weights, float(members.mean()))
 
 
-def _covariance(points: Tensor, centre: Tensor, weights: Tensor, shrinkage: float, floor: Tensor | None) -> Tensor:
+def _covariance(points: Tensor, centre: Tensor, weights: Tensor, shrinkage: float) -> Tensor:
     away = points - centre
     found = (away * weights[:, None]).T @ away / weights.sum().clamp(min=1e-9)
-    variances = torch.diag(found)
-    raised = variances if floor is None else torch.maximum(variances, floor)
-    found = (1 - shrinkage) * found + torch.diag(raised - (1 - shrinkage) * variances)
-    return found + 1e-6 * torch.eye(len(found), dtype=found.dtype)
+    diagonal = torch.diag(torch.diag(found))
+    return (1 - shrinkage) * found + shrinkage * diagonal + 1e-6 * torch.eye(len(found), dtype=found.dtype)
 
 
 def _log_density(points: Tensor, centre: Tensor, covariance: Tensor) -> Tensor:
