@@ -235,6 +235,7 @@ def _record(directory: Path, chosen: Attack, model: str, solution: Solution | No
         "head": view.head,
         "base": view.base,
         "normalization": None if view.normalization is None else view.normalization.text,
+        "columns": None if view.features is None else list(view.features.columns),
         "input_shape": list(view.input_shape),
         "task": view.task.name,
         "outcome": outcome,

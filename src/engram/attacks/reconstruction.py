@@ -118,7 +118,9 @@ class ViewIteration(ABC):
         return False
 
     def fingerprint(self) -> str:
-        return repr((self.settings, self.view.task, self.view.input_shape, self.view.network.digest()))
+        view = self.view
+        defined = (self.settings, view.task, view.input_shape, view.network.digest())
+        return repr(defined if view.features is None else (*defined, view.features))
 
 
 class Attack(ViewIteration):

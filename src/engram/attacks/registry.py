@@ -127,6 +127,8 @@ def _require_room(view: AttackerView[Network], settings: Settings) -> None:
 def _built(view: AttackerView[Network], settings: Settings) -> Attack:
     _require_room(view, settings)
     if isinstance(settings, Haim2022):
+        if view.features is not None:
+            raise ConfigError(f"--columns can't be used with --recipe {settings.recipe}; leave it out")
         return PublishedScheme(view, settings)
     return Engine(view, settings) if view.dense is not None else ConvEngine(view, settings)
 
@@ -144,6 +146,7 @@ def _resumed(
     for name, here in (
         ("activation", str(view.network.activation)),
         ("normalization", None if known is None else known.text),
+        ("columns", None if view.features is None else list(view.features.columns)),
         ("head", view.head),
         ("base", view.base),
     ):

@@ -168,6 +168,7 @@ class AuditRecord:
                 "task": self.view.task.name,
                 "activation": str(self.view.network.activation),
                 "normalization": None if self.view.normalization is None else self.view.normalization.text,
+                "columns": None if self.view.features is None else list(self.view.features.columns),
                 "head": self.view.head,
                 "base": self.view.base,
                 "samples_by_base": None if self.view.update is None else self.view.update.samples,

@@ -58,6 +58,7 @@ def audit(
     mean: Tensor | None = None,
     std: Any = None,
     normalize: Any = None,
+    columns: Sequence[str] | str | None = None,
     activation: str | None = None,
     head: str | None = None,
     embed: Embed | None = None,
@@ -73,7 +74,7 @@ def audit(
 ) -> AuditRecord:
     """Inspect, attack, score and judge a model; blind without `train`.
 
-    model, input_shape, task, arch, activation, normalize, head, base, base_seed   as `engram.open_view` takes them
+    model, input_shape, task, arch, activation, normalize, columns, head, base, base_seed   as for `open_view`
     train        (images [n, *shape] with pixels in [0, 1], labels [n]) that the model was trained on
     held_out     the same for records that it never saw: the control, without which no count means anything
     mean         [*shape], the mean subtracted from inputs before the network sees them; None is the mean of
@@ -109,6 +110,7 @@ def audit(
         arch=arch,
         activation=activation,
         normalize=normalize,
+        columns=columns,
         head=head,
         base=base,
         base_seed=base_seed,

@@ -167,6 +167,7 @@ def _audit_side(run: str, stored: Mapping[str, Any], decision: ShownDecision | N
         "recipe": attack["recipe"],
         **attack["settings"],
         **{name: model[name] for name in ("task", "activation", "normalization", "head", "base")},
+        "columns": model.get("columns"),
         "baselines": ", ".join(str(one["name"]) for one in stored["baselines"]) or "none",
         **_versions(stored),
     }

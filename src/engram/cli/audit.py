@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli import options as opt
-from engram.cli.data import loaded_records
+from engram.cli.data import ColumnsOrData, loaded_records, with_columns
 from engram.cli.membership import ask
 from engram.cli.options import progress_bar, remember, remembered
 from engram.cli.report import DOUBT_EXIT_CODE, LEAK_EXIT_CODE, apply_policy, chosen_policy
@@ -43,6 +43,7 @@ def audit(
     arch: opt.Arch = None,
     activation: opt.ActivationName = None,
     normalize: opt.Normalize = None,
+    columns: ColumnsOrData = None,
     head: opt.Head = None,
     base: opt.Base = None,
     base_seed: opt.BaseSeed = None,
@@ -102,6 +103,7 @@ def audit(
         view = opt.opened_view(model, given)
     inversion = inversion_settings(given["baselines"], given["images"], view)
     compared, doubted = chosen_data(model, view, given)
+    view = with_columns(view, given["columns"], None if compared is None else compared.train)
     seconds = None if budget is None else opt.parse_seconds(budget)
     chosen = make_attack(view.to(opt.check_device(device)), budget=seconds, resume_from=out if resume else None)
     remember(given, out, resume=resume)
@@ -150,6 +152,8 @@ def readable_or_asked(
     )
     if not isinstance(view, str):
         return view
+    if given["columns"] is not None:
+        raise ConfigError(f"--columns does nothing for membership alone ({view}); leave it out")
     if records is None:
         raise ConfigError(f"{model} can only be audited for membership ({view}); give --data and --held-out")
     typer.echo(f"Only membership is audited: images can't be reconstructed, because {view}.")

@@ -17,6 +17,8 @@ from engram.core.errors import ConfigError
 if TYPE_CHECKING:
     from engram.data.choice import DataChoice
     from engram.data.sets import ImageSet
+    from engram.models.networks import Network
+    from engram.models.view import AttackerView
 
 NO_CONTROL = "none"
 
@@ -150,6 +152,50 @@ def _loaded(
         raise ConfigError(f"--held-out {held_out} does not have an image of every class; choose other data")
     wanted = min(choice.n, available) if held_out_n is None else held_out_n
     return train, replace(others_choice, n=wanted).load(root, held_out=0).train
+
+
+OF_DATA = "data"
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="NAMES",
+        help="The names of a table's columns, if they are public: age,sex=F,sex=M. The attack then expects a "
+        "single 1 in each one-hot value.",
+    ),
+]
+ColumnsOrData = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="NAMES",
+        help="The names of a table's columns, if they are public: age,sex=F,sex=M, or data for those of --data. "
+        "The attack then expects a single 1 in each one-hot value.",
+    ),
+]
+
+
+def with_columns(
+    view: AttackerView[Network], given: str | None, table: ImageSet | None = None
+) -> AttackerView[Network]:
+    """The view with the names that --columns gives; if it gives none but the table has some, with a note."""
+    from engram.models.open.door import parse_columns
+    from engram.models.view import Features
+
+    columns = () if table is None else table.columns
+    if given == OF_DATA and table is not None:
+        if not columns:
+            raise ConfigError("--columns data needs a table with names, csv: or parquet:, as --data; leave it out")
+        return replace(view, features=Features(columns))
+    if given is not None:
+        return replace(view, features=parse_columns(given))
+    if any("=" in name for name in columns):
+        told = (
+            "the table has one-hot values. The attack was not told; if the columns' names are public, "
+            "--columns data makes it stronger"
+        )
+        return replace(view, notes=(*view.notes, told))
+    return view
 
 
 app = opt.Commands(help="List, fetch and show data sets.", no_args_is_help=True)

@@ -326,6 +326,7 @@ IN_THE_RECORD = {
     "arch",
     "activation",
     "normalize",
+    "columns",
     "head",
     "base",
     "base_seed",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.cli import options as opt
+from engram.cli.data import Columns, with_columns
 from engram.cli.options import progress_bar, remember, remembered
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def reconstruct(
     arch: opt.Arch = None,
     activation: opt.ActivationName = None,
     normalize: opt.Normalize = None,
+    columns: Columns = None,
     head: opt.Head = None,
     base: opt.Base = None,
     base_seed: opt.BaseSeed = None,
@@ -94,7 +96,7 @@ def reconstruct(
     from engram.pipeline import attack
 
     given = remembered(context, out, resume=resume)
-    view = opt.opened_view(model, given)
+    view = with_columns(opt.opened_view(model, given), given["columns"])
     seconds = None if budget is None else opt.parse_seconds(budget)
     chosen = make_attack(
         view.to(opt.check_device(device)),

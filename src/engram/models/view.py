@@ -119,6 +119,43 @@ def _transform(given: Any) -> Any:
     return found[-1] if found else None
 
 
+@dataclass(frozen=True)
+class Features:
+    """The names of a table's columns, as its header has them: `sex=F` and `sex=M` are one value, one-hot."""
+
+    columns: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        texts = all(isinstance(name, str) for name in self.columns)
+        require(texts, "columns", "must be names", [type(name).__name__ for name in self.columns], COLUMNS_EXAMPLE)
+        named = len(set(self.columns) - {""}) == len(self.columns)
+        require(named, "columns", "must be different names", _shortened(self.columns), COLUMNS_EXAMPLE)
+        rule = "must name a one-hot value, two or more columns NAME=VALUE"
+        require(bool(self.groups), "columns", rule, _shortened(self.columns), COLUMNS_EXAMPLE)
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The places of the columns of each one-hot value.
+
+        >>> Features(("age", "sex=F", "sex=M", "smokes=yes")).groups
+        ((1, 2),)
+        """
+        found: dict[str, list[int]] = {}
+        for place, column in enumerate(self.columns):
+            name, _, value = column.partition("=")
+            if value:
+                found.setdefault(name, []).append(place)
+        return tuple(tuple(places) for places in found.values() if len(places) > 1)
+
+
+COLUMNS_EXAMPLE = "for example age,sex=F,sex=M"
+
+
+def _shortened(names: Sequence[str]) -> str:
+    text = ",".join(names)
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
 @dataclass(frozen=True, eq=False)
 class AttackerView(Generic[N_co]):
     """The released weights, and what an attacker knows about the inputs: their shape and pixel range."""
@@ -130,6 +167,8 @@ class AttackerView(Generic[N_co]):
     normalization: Normalization | None = None
     """What is done to pixels before they enter; the network's gain is its scale. None: only a mean, which is
     unknown, may have been subtracted."""
+    features: Features | None = None
+    """What the columns of a table are, if their names are public."""
     head: str | None = None
     """The prefix of the tensors that were read, if only a part of a larger model was."""
     is_assumed: bool = False
@@ -145,6 +184,12 @@ class AttackerView(Generic[N_co]):
 
     def __post_init__(self) -> None:
         inputs, outputs = self.network.sizes[0], self.network.sizes[-1]
+        if self.features is not None and self.input_shape != (len(self.features.columns),):
+            shape = "x".join(map(str, self.input_shape))
+            raise ConfigError(
+                f"--columns names {len(self.features.columns):,} columns, but an input is {shape}; name every "
+                "value that the first layer takes, in its order"
+            )
         problems = []
         if math.prod(self.input_shape) != inputs:
             shape = "x".join(map(str, self.input_shape))

@@ -4,7 +4,8 @@
 
 with w_k neuron k's weights, p_k what the candidates predict for them, s near 1 and M_k the neuron's metric;
 `margin` pulls every candidate in use to within a tolerance of the margin given by homogeneity, and `prior` is
-total variation. `objective` has the terms, `iteration` the steps. Two things are specific to this module:
+total variation, or for a table the distance of its one-hot values from 0 and 1. `objective` has the terms,
+`iteration` the steps. Two things are specific to this module:
 
 Between refreshes the layers above the first are held (`HeldLayers`): a step then costs only products with the
 first layer. With the gates above held, the network is linear in the first layer's output h_1, sample by sample,
@@ -41,7 +42,7 @@ from torch import Tensor
 
 from engram.attacks.engine.closed_form import Metric, Pass, Passes, explained, run_pass, send_down, with_constant
 from engram.attacks.engine.iteration import EngineIteration
-from engram.attacks.engine.objective import Objective, has_background
+from engram.attacks.engine.objective import Corners, Objective, has_background
 from engram.attacks.engine.self_tuning import MOST_STEPS, NOISY, NOISY_STEPS, PIXEL_STD, Scales, derive_scales
 from engram.core.errors import ConfigError
 from engram.core.loop import State
@@ -238,7 +239,20 @@ class Engine(EngineIteration[DenseNetwork]):
 
     @cached_property
     def objective(self) -> Objective:
-        return Objective(self.scales, self.settings, self.posed.task, self.posed.input_shape)
+        return Objective(self.scales, self.settings, self.posed.task, self.posed.input_shape, self._corners)
+
+    @cached_property
+    def _corners(self) -> Corners | None:
+        """The corners of the one-hot values as the problem is posed. A normalisation says where they are; without
+        one, a mean that is unknown may have been subtracted."""
+        if not self.uses_corners or self.view.features is None:
+            return None
+        like, gain = self.scales.network.weights[0], self.view.network.gain
+        gap = torch.ones(self.posed.network.sizes[0]) if gain is None else gain.double().cpu() / self._scale
+        floor, known = None, self.view.normalization
+        if known is not None:
+            floor = (-known.mean_of(self.view.input_shape).double() * gap).to(like)
+        return Corners.of(self.view.features.groups, gap.to(like), floor)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from engram.attacks.engine.consensus import consensus, on_background
 from engram.attacks.engine.objective import Objective
 from engram.attacks.engine.self_tuning import (
     CLASSES_PRIOR,
+    CORNERS_PRIOR,
     MOST_RESTARTS,
     MOST_STEPS,
     PRIORS,
@@ -132,6 +133,12 @@ class EngineIteration(Attack, Generic[N]):
     def uses_prior(self) -> bool:
         """Whether the inputs are images and the prior is not switched off."""
         return len(self.view.input_shape) == 3 and self.settings.prior != 0
+
+    @property
+    def uses_corners(self) -> bool:
+        """Whether the inputs are known to have one-hot values, and the prior is not switched off."""
+        known = self.view.features is not None and len(self.view.features.groups) > 0
+        return known and len(self.view.input_shape) == 1 and self.settings.prior != 0
 
     @property
     def has_background(self) -> bool:
@@ -257,9 +264,11 @@ class EngineIteration(Attack, Generic[N]):
         return {self.moved: moved, "duals": duals, **moments(self.moved, moved), **moments("duals", duals)}
 
     def _prior(self, phase: Phase) -> float:
+        given = self.settings.prior
+        if self.uses_corners:
+            return CORNERS_PRIOR if given is None else given
         if not self.uses_prior:
             return 0.0
-        given = self.settings.prior
         if self.several_classes:
             strength = CLASSES_PRIOR if given is None else given
             return strength * math.pow(FIRST_PRIOR, 1 - phase.share)

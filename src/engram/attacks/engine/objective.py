@@ -1,9 +1,12 @@
-"""The engine's objective: stationarity of the first layer under its metric, margin, total variation as prior."""
+"""The engine's objective: stationarity of the first layer under its metric, margin, and a prior.
+
+The prior is total variation for images, and the distance from corners for the one-hot values of a table."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -101,6 +104,66 @@ def off_background(images: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
     return (weight * size).sum(1), weight * difference / size
 
 
+@dataclass(frozen=True, eq=False)
+class Corners:
+    """The one-hot values of a table, in the coordinates of the candidates.
+
+    A record has one column of each group at floor + gap and the others at floor.
+    """
+
+    places: Tensor
+    """[groups, longest]: the columns of each group; a shorter one repeats its first."""
+    gap: Tensor
+    """[d]: how far apart 0 and 1 are."""
+    floor: Tensor | None = None
+    """[d]: where 0 is; None if the mean subtracted from the records is unknown."""
+
+    @classmethod
+    def of(cls, groups: Sequence[Sequence[int]], gap: Tensor, floor: Tensor | None = None) -> Corners:
+        longest = max(map(len, groups))
+        padded = [[*group, *[group[0]] * (longest - len(group))] for group in groups]
+        return cls(torch.tensor(padded, device=gap.device), gap, floor)
+
+    @cached_property
+    def members(self) -> Tensor:
+        """[d]: 1 for the columns of a group, 0 for others."""
+        return torch.zeros_like(self.gap).index_fill_(0, self.places.flatten(), 1.0)
+
+    @cached_property
+    def energy(self) -> float:
+        """The energy of a record's groups around their mean if all values are equally frequent: a group of k
+        columns has 1 - 1/k."""
+        sizes = [len(set(group)) for group in self.places.tolist()]
+        return sum(1 - 1 / size for size in sizes)
+
+
+def off_corners(rows: Tensor, weights: Tensor, corners: Corners) -> tuple[Tensor, Tensor]:
+    """Squared distance of each row's groups from their nearest corners, as a share of the groups' energy.
+
+    rows [m, d], weights [m] of sum 1 -> values [m], gradients [m, d] of the weighted sum, per weight. With e(x)
+    the corner whose column is largest,
+
+        sum_i w_i ||(x_i - f) / gap - e(x_i)||² / energy
+
+    If the floor f is unknown, it is the one that minimises this: the mean of x - gap e(x). Columns are then
+    compared less their means: where a share p is 1, a 1 lies 1 - p above the mean and a 0 lies p below.
+
+    >>> pair = Corners.of([(0, 1)], torch.ones(2), torch.zeros(2))
+    >>> [one.tolist() for one in off_corners(torch.tensor([[0.5, 0.0]]), torch.ones(1), pair)]
+    [[0.5], [[-2.0, 0.0]]]
+    """
+    known, units = corners.floor is not None, rows / corners.gap
+    shift = corners.floor / corners.gap if corners.floor is not None else weights @ units
+    centred = units - shift
+    largest = centred[:, corners.places].argmax(2, keepdim=True)  # [m, groups, 1]
+    chosen = corners.places.expand(len(rows), -1, -1).gather(2, largest)[..., 0]
+    corner = torch.zeros_like(rows).scatter_(1, chosen, 1.0)
+    if not known:
+        corner = corner - weights @ corner
+    off = (centred - corner) * corners.members
+    return off.square().sum(1) / corners.energy, 2 * off / corners.gap / corners.energy
+
+
 GAIN_RIDGE = 0.3
 """How strongly a neuron's gain is held at 1."""
 FAINT = 0.1
@@ -147,6 +210,8 @@ class Objective:
     settings: EngineSettings
     task: Task
     input_shape: tuple[int, ...]
+    corners: Corners | None = None
+    """Of a table with one-hot values; they are its prior."""
 
     def __call__(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """The terms of F, and its gradients with respect to latents [m, r] and duals."""
@@ -253,8 +318,12 @@ class Objective:
 
     def variation(self, latents: Tensor, duals: Tensor, background: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Total variation of the images, weighted by the duals, and its gradient in the latents [m, r]; with a
-        background [d], their distance from it too."""
+        background [d], their distance from it too. Of a table, the distance from the corners instead."""
         basis = self.scales.space.basis.to(latents.dtype)
+        if self.corners is not None:
+            share = self.shares(duals)
+            distances, by_rows = off_corners(latents @ basis, share, self.corners)
+            return (share * distances).sum(), share[:, None] * (by_rows @ basis.T)
         values, gradients = [], []
         each = ARRAYS * basis.shape[1] * latents.element_size()
         for part in chunks(len(latents), each, min(self.settings.room, PRIOR_BYTES)):

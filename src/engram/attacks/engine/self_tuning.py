@@ -125,6 +125,9 @@ PRIORS, CLASSES_PRIOR = (1.7, 1.2), 4.5
 and photographs lose nothing by it. To choose the strength by trials cost 300 steps, and what they chose was no
 better (docs/engine-log.md)."""
 
+CORNERS_PRIOR = 1.0
+"""Strength of the distance from one-hot corners, for tables (docs/models.md)."""
+
 FEWEST_STEPS, MOST_STEPS, NOISY_STEPS = 40, 500, 300
 """Steps of a start; in longer ones candidates fit residue of training, or the noise of a noisy layer, not images
 (docs/engine-log.md)."""

@@ -6,6 +6,7 @@ the weights, the shape of the inputs, the task and the layers; the rest of the c
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from engram.models.open.files import network_of, read_model
 from engram.models.open.sklearn_model import Estimator, estimator_network, is_estimator
 from engram.models.row_space import find_update
 from engram.models.tasks import infer_task, task_named
-from engram.models.view import AttackerView, Normalization
+from engram.models.view import AttackerView, Features, Normalization
 
 Model = nn.Module | Network | Mapping[str, Tensor] | Path | str | Estimator
 """A module, a network, a state_dict, a path, or a fitted perceptron of scikit-learn."""
@@ -46,6 +47,7 @@ def open_view(
     arch: str | None = None,
     activation: str | None = None,
     normalize: Any = None,
+    columns: Sequence[str] | str | None = None,
     head: str | None = None,
     base: Model | None = None,
     base_seed: int | None = None,
@@ -59,6 +61,7 @@ def open_view(
     arch         the layers of a file with convolutions, e.g. "conv3x32 relu flatten 1000 relu 1"
     activation   between the layers, which a state_dict does not say, e.g. "gelu"; default: "relu"
     normalize    what is done to pixels first: "imagenet", "0.5/0.25", (mean, std), or a transform that has both
+    columns      the names of a table's columns, if they are public: of `sex=F` and `sex=M` a record has one
     head         read only the tensors whose names begin with this: the head of a larger model
     base         the model that training started from, in any of these forms, if it is known
     base_seed    the seed with which PyTorch made the layers, in place of a base
@@ -98,6 +101,7 @@ def open_view(
         found,
         meaning,
         normalization=normalization,
+        features=None if columns is None else parse_columns(columns),
         head=head,
         is_assumed=assumed,
         is_folded=read.is_folded,
@@ -127,9 +131,20 @@ def open_recorded(record: Mapping[str, Any]) -> AttackerView[Network]:
         arch=told["architecture"],
         activation=told["activation"],
         normalize=told["normalization"],
+        columns=_recorded_columns(record.get("columns")),
         head=told["head"],
         **_recorded_base(record.get("base")),
     )
+
+
+def parse_columns(given: Sequence[str] | str) -> Features:
+    """From names, or from text: the names as the first line of a csv file has them.
+
+    >>> parse_columns("age,sex=F,sex=M").columns
+    ('age', 'sex=F', 'sex=M')
+    """
+    names = next(csv.reader([given]), []) if isinstance(given, str) else given
+    return Features(tuple(names))
 
 
 def model_name(model: Model) -> str:
@@ -287,6 +302,12 @@ def _recorded_base(name: Any) -> dict[str, Any]:
     seed = name.removeprefix("seed ")
     is_seed = seed != name and whole_numbers(seed, " ") is not None
     return {"base_seed": int(seed)} if is_seed else {"base": Path(name)}
+
+
+def _recorded_columns(names: Any) -> list[str] | None:
+    if names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        return names
+    raise CheckpointError("the run's record is damaged: columns must be names; restore run.json")
 
 
 def _outputs(module: nn.Module, probes: Tensor) -> Tensor:
