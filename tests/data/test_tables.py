@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date
@@ -14,15 +15,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from typer.testing import CliRunner
 
 import engram
 from engram.attacks.reconstruction import Reconstruction
 from engram.auditing.visuals import values_section
-from engram.core.errors import DataError
+from engram.cli.app import app
+from engram.core.errors import DataError, EngramError
 from engram.data.catalog import load
 from engram.data.own_files import load_csv, load_safetensors
 from engram.data.parquet import require_bounded
 from engram.data.sets import ImageSet
+from engram.models.open.door import open_recorded
+from engram.models.view import Features
 
 TABLE = "age,sex,income,label\n44,F,1.5,yes\n30,M,2.5,no\n\n51,F,0.5,no\n"
 
@@ -247,3 +252,50 @@ def test_npy_with_labels_beside_or_in_the_last_column(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match=r"not a whole \.npy file of numbers"):
         load(str(path))
+
+
+def people(path: Path, rows: int = 24) -> Path:
+    """A table whose label follows from its texts."""
+    rng = np.random.default_rng(0)
+    sex, town = rng.choice(["F", "M"], rows), rng.choice(["a", "b", "c"], rows)
+    values = zip(rng.random(rows), sex, town, strict=True)
+    lines = [f"{age},{one},{other},{int(one == 'F')}" for age, one, other in values]
+    return written(path, "\n".join(["age,sex,town,label", *lines]) + "\n")
+
+
+def run_command(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if isinstance(result.exception, EngramError):
+        return str(result.exception)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_names_of_columns_on_the_command_line(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 1))
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    data = f"csv:{people(tmp_path / 'people.csv')}"
+    names = "age,sex=F,sex=M,town=a,town=b,town=c"
+    start = ("reconstruct", tmp_path / "model.pt", "--input-shape", 6, "--steps", 6, "--restarts", 1, "-m", 6)
+    for run, more in (("plain", ()), ("named", ("--columns", names))):
+        run_command(*start, *more, "-o", tmp_path / run)
+    record = json.loads((tmp_path / "named" / "run.json").read_text())
+    assert record["columns"] == names.split(",")
+    plain, named = (
+        Reconstruction.load(tmp_path / run / "reconstruction.safetensors") for run in ("plain", "named")
+    )
+    assert not torch.equal(plain.images, named.images)
+    view = open_recorded(record)
+    assert view.features == Features(tuple(names.split(",")))
+    resumed = ("reconstruct", tmp_path / "model.pt", "-o", tmp_path / "plain", "--resume", "--columns", names)
+    assert "columns is" in run_command(*resumed)
+    audited = ("audit", tmp_path / "model.pt", "--input-shape", 6, "--baselines", "none", "--budget", "1s")
+    with_data = (*audited, "--data", data, "-n", 12)
+    assert "--columns data makes it stronger" in run_command(*with_data, "-o", tmp_path / "told")
+    run_command(*with_data, "--columns", "data", "-o", tmp_path / "audit")
+    report = json.loads((tmp_path / "audit" / "report.json").read_text())
+    assert report["model"]["columns"] == names.split(",")
+    for wrong in ("data", "age", "a=1,a=2"):
+        assert "columns" in run_command(*audited, "--columns", wrong, "-o", tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()

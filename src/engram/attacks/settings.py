@@ -18,7 +18,8 @@ class EngineSettings:
     `steps` for each of `restarts` independent starts; all their candidates are pooled. With `seconds`, a budget,
     both are upper limits: each start gets its length when it begins, so that the starts fill the time.
     `prior` is the strength of total variation, 0 for none; None means `PRIORS` in turn, or with more than two
-    classes `CLASSES_PRIOR`, to which the strength falls over a start.
+    classes `CLASSES_PRIOR`, to which the strength falls over a start. For tables whose columns are named it is the
+    strength with which one-hot values are pulled to 0 and 1; None means `CORNERS_PRIOR`.
     `ridge` belongs to the metric and `margin_*` to the margin; see their modules.
     `memory` limits, in bytes, what grows with neurons times candidates or directions, half for the metric, half
     for everything else: beyond it neurons share metrics and candidates are processed in chunks.

@@ -66,7 +66,9 @@ def reconstruct(
     prior: Annotated[
         str | None,
         typer.Option(
-            "--prior", help="Strength of total variation; none for no image prior.", rich_help_panel=ENGINE
+            "--prior",
+            help="Strength of total variation for images, of --columns for tables; none for no prior.",
+            rich_help_panel=ENGINE,
         ),
     ] = None,
     memory: Annotated[

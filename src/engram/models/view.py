@@ -142,8 +142,8 @@ class Features:
         """
         found: dict[str, list[int]] = {}
         for place, column in enumerate(self.columns):
-            name, _, value = column.partition("=")
-            if value:
+            name, equals, _ = column.partition("=")
+            if equals:
                 found.setdefault(name, []).append(place)
         return tuple(tuple(places) for places in found.values() if len(places) > 1)
 

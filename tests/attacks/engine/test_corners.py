@@ -79,7 +79,7 @@ def test_records_are_at_their_corners_whatever_mean_was_subtracted() -> None:
 
 def test_a_group_is_two_or_more_columns_of_one_name() -> None:
     assert Features(COLUMNS).groups == GROUPS
-    assert Features(("a=1", "b=1", "a=2", "c=")).groups == ((0, 2),)
+    assert Features(("a=1", "b=1", "a=2", "c=", "c=3")).groups == ((0, 2), (3, 4))
     for columns in ((), ("a", "a=1"), ("a=1", "a=1"), ("", "a=1", "a=2"), ("age", "b=1", "c=2"), (1, 2)):
         with pytest.raises(ConfigError, match="columns"):
             Features(columns)  # type: ignore[arg-type]
