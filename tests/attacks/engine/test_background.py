@@ -11,7 +11,8 @@ from torch import Tensor
 
 from engram.attacks.engine.consensus import on_background
 from engram.attacks.engine.dense import Engine
-from engram.attacks.engine.objective import background_level, has_background, off_background
+from engram.attacks.engine.objective import background_level, off_background
+from engram.attacks.engine.self_tuning import has_background
 from engram.attacks.reconstruction import Reconstruction
 from engram.attacks.settings import EngineSettings
 from engram.core.loop import Budget, Snapshots, run

@@ -42,8 +42,16 @@ from torch import Tensor
 
 from engram.attacks.engine.closed_form import Metric, Pass, Passes, explained, run_pass, send_down, with_constant
 from engram.attacks.engine.iteration import EngineIteration
-from engram.attacks.engine.objective import Corners, Objective, has_background
-from engram.attacks.engine.self_tuning import MOST_STEPS, NOISY, NOISY_STEPS, PIXEL_STD, Scales, derive_scales
+from engram.attacks.engine.objective import Corners, Objective
+from engram.attacks.engine.self_tuning import (
+    MOST_STEPS,
+    NOISY,
+    NOISY_STEPS,
+    PIXEL_STD,
+    Scales,
+    derive_scales,
+    has_background,
+)
 from engram.core.errors import ConfigError
 from engram.core.loop import State
 from engram.models.networks import DenseNetwork

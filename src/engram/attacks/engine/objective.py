@@ -57,22 +57,6 @@ def total_variation(images: Tensor) -> tuple[Tensor, Tensor]:
     return values, gradient
 
 
-STILL, MOVED = 2.0, 8.0
-"""Times the energy of noise: the weights of a pixel that never changed in training have less than the first, those
-of a pixel that did have more than the second."""
-FEWEST_STILL, FEWEST_MOVED = 0.05, 0.25
-"""Shares of the pixels; photographs have no pixel that never changes."""
-
-
-def has_background(weight: Tensor, noise_std: float) -> bool:
-    """Whether W [h, d] shows images on a flat background, such as digits, scans and logos: their margins never
-    change, so training leaves those pixels' weights as they were."""
-    energies = weight.double().square().mean(0) / max(noise_std, 1e-30) ** 2
-    return bool((energies < STILL).double().mean() >= FEWEST_STILL) and bool(
-        (energies > MOVED).double().mean() >= FEWEST_MOVED
-    )
-
-
 LEVEL = 0.15
 """Quantile of the candidates' pixels that is taken for the background."""
 TOWARDS, BELOW, SMOOTHER = 1.0, 4.0, 0.7

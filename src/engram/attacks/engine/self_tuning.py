@@ -24,7 +24,7 @@ FEWEST_CANDIDATES = 40
 MANY_DIRECTIONS = 150
 MANY_CANDIDATES = 700
 FILLED, FILLING = 70, 140
-"""From the first to the second rank, a row space of images comes to hold ever more images per direction."""
+"""From the first to the second rank, a row space of images on a flat background holds ever more per direction."""
 MORE_EACH = 6
 """Further candidates for each direction between the two."""
 
@@ -41,22 +41,38 @@ def candidates_for(rank: int) -> int:
     return max(FEWEST_CANDIDATES, rank + 2 * min(rank, MANY_DIRECTIONS))
 
 
-def dense_candidates(rank: int, *, several_classes: bool) -> int:
+STILL, MOVED = 2.0, 8.0
+"""Times the energy of noise: the weights of a pixel that never changed in training have less than the first, those
+of a pixel that did have more than the second."""
+FEWEST_STILL, FEWEST_MOVED = 0.05, 0.25
+"""Shares of the pixels; photographs have no pixel that never changes."""
+
+
+def has_background(weight: Tensor, noise_std: float) -> bool:
+    """Whether W [h, d] shows images on a flat background, such as digits, scans and logos: their margins never
+    change, so training leaves those pixels' weights as they were."""
+    energies = weight.double().square().mean(0) / max(noise_std, 1e-30) ** 2
+    return bool((energies < STILL).double().mean() >= FEWEST_STILL) and bool(
+        (energies > MOVED).double().mean() >= FEWEST_MOVED
+    )
+
+
+def dense_candidates(rank: int, *, several_classes: bool, background: bool) -> int:
     """Number of candidates for the row space of a first layer of that rank.
 
-    The more images, the more of them share a direction: 100 photographs have rank 68, 300 have 146, 500 digits
-    143. Twice the candidates then find more than twice the starts (docs/engine-log.md). With several classes each
-    has its own candidates: six per direction, as long as they are few.
+    Images on a flat background share few directions: 500 digits have rank 143, as 300 photographs have. Twice the
+    candidates then find more than twice the starts; photographs gain nothing by it (docs/engine-log.md). With
+    several classes each has its own candidates: six per direction, as long as they are few.
 
-    >>> dense_candidates(68, several_classes=False), dense_candidates(143, several_classes=False)
-    (204, 849)
-    >>> dense_candidates(112, several_classes=True), dense_candidates(500, several_classes=True)
-    (672, 800)
+    >>> [dense_candidates(143, several_classes=False, background=flat) for flat in (False, True)]
+    [429, 849]
+    >>> [dense_candidates(rank, several_classes=True, background=False) for rank in (112, 500)]
+    [672, 800]
     """
     usual = candidates_for(rank)
     if several_classes:
         return max(usual, min(6 * rank, MANY_CANDIDATES))
-    return usual + MORE_EACH * (min(max(rank, FILLED), FILLING) - FILLED)
+    return usual + background * MORE_EACH * (min(max(rank, FILLED), FILLING) - FILLED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +115,12 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
     probe = probe.to(device=inner.device, dtype=settings.torch_dtype)
     excited = torch.nn.functional.linear(probe, reduced.weights[0], reduced.biases[0])
     outputs = reduced(probe)
-    candidates = settings.candidates or dense_candidates(rank, several_classes=view.task.label_count > 2)
+    background = (
+        len(view.input_shape) == 3 and update is None and has_background(network.weights[0], space.noise_std)
+    )
+    candidates = settings.candidates or dense_candidates(
+        rank, several_classes=view.task.label_count > 2, background=background
+    )
     candidates += -candidates % view.task.label_count
     margin = MARGIN_PER_SPREAD * float(outputs.std().clamp(min=1e-12))
     own, written = parameters(reduced, 0), None
