@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test lint browser docs bench papers clean
+.PHONY: install demo test style lint browser docs bench papers clean
 
 install: $(STAMP)
 
@@ -16,9 +16,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/engram demo -o runs/demo
 
-lint: install
+style: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint: style
 	$(BIN)/mypy
 
 # The report is tested in Debian's chromium; where there is none and apt can't bring it, those tests are skipped.
@@ -27,8 +29,12 @@ browser:
 		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 \
 		|| echo "no chromium here, and apt can't install it: the browser tests will be skipped"
 
-test: lint browser
-	OMP_NUM_THREADS=1 ENGRAM_ARTEFACTS=runs/artefacts $(BIN)/python -m pytest -n 2 --dist worksteal -q
+# Types are checked beside the tests; three workers fill the time in which tests wait for processes that they kill.
+test: style browser
+	@mkdir -p runs
+	@$(BIN)/mypy >runs/types.txt 2>&1 & types=$$!; \
+	OMP_NUM_THREADS=1 ENGRAM_ARTEFACTS=runs/artefacts $(BIN)/python -m pytest -n 3 --dist worksteal -q; tests=$$?; \
+	wait $$types || { cat runs/types.txt; exit 1; }; exit $$tests
 
 # The documentation as a site in site/. Strict: a broken link or anchor fails. Nothing is fetched.
 docs: install

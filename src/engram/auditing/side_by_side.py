@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import binomtest, fisher_exact
-
 from engram.core.errors import CheckpointError, ConfigError
 from engram.core.files import read_bounded
 from engram.render.html import (
@@ -293,6 +291,8 @@ def difference_tests(before: Side, after: Side, *, paired: bool) -> tuple[Differ
 
 
 def _chance(one: Hits, two: Hits, *, paired: bool) -> tuple[str, tuple[int, int], tuple[int, int], float]:
+    from scipy.stats import binomtest, fisher_exact
+
     counts = (one.count, one.records), (two.count, two.records)
     if paired and one.each is not None and two.each is not None:
         lost = sum(a and not b for a, b in zip(one.each, two.each, strict=True))

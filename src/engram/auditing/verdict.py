@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from scipy.stats import fisher_exact
 from torch import Tensor
 
 from engram.attacks.reconstruction import Reconstruction
@@ -312,6 +311,8 @@ def chance_of(hits: int, records: int, held_out_hits: int, held_out: int) -> flo
     >>> round(chance_of(6, 8, 0, 8), 4), chance_of(0, 8, 0, 8)
     (0.0035, 1.0)
     """
+    from scipy.stats import fisher_exact
+
     table = [[hits, records - hits], [held_out_hits, held_out - held_out_hits]]
     return float(fisher_exact(table, "greater")[1])
 

@@ -19,7 +19,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
 from engram.attacks.engine.closed_form import Pass, parameters, run_pass
@@ -188,6 +187,8 @@ def nonnegative_minimum(gram: Tensor, products: Tensor) -> Tensor:
     >>> nonnegative_minimum(torch.eye(2).double(), torch.tensor([2.0, -1.0]).double()).tolist()
     [2.0, 0.0]
     """
+    from scipy.optimize import nnls
+
     values, vectors = torch.linalg.eigh(gram)
     kept = values > len(values) * torch.finfo(values.dtype).eps * values[-1]
     if not bool(kept.any()):

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from scipy.stats import chi2_contingency
 from torch import Tensor
 from torch.nn import functional
 
@@ -268,6 +267,8 @@ def told_apart(first: Tensor, second: Tensor) -> Roc:
 
 
 def _labels_p(first: Tensor, second: Tensor) -> float:
+    from scipy.stats import chi2_contingency
+
     kinds = int(max(first.max(), second.max())) + 1
     counts = torch.stack([torch.bincount(some, minlength=kinds) for some in (first, second)])
     counts = counts[:, counts.sum(0) > 0]

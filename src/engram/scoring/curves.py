@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from scipy.stats import beta
 from torch import Tensor
 
 from engram.attacks.reconstruction import Reconstruction
@@ -38,6 +37,8 @@ def clopper_pearson(hits: int, trials: int, *, confidence: float = CONFIDENCE) -
     >>> print(clopper_pearson(0, 100))
     Interval(rate=0.0, low=0.0, high=0.036...)
     """
+    from scipy.stats import beta
+
     require(0 <= hits <= trials > 0, "hits", f"must be in 0..{trials}", hits)
     tail = (1 - confidence) / 2
     low = 0.0 if hits == 0 else float(beta.ppf(tail, hits, trials - hits + 1))
