@@ -1,8 +1,9 @@
 """Tables with one-hot values: what comes back with and without the columns' names.
 
-    python -m benchmarks.tables [--only cancer,wine] [--seeds 0,1,2] [--out runs/tables.json]
+    python -m benchmarks.tables [--raw] [--only cancer,wine] [--seeds 0,1,2] [--out runs/tables.json]
 
-Networks d-500-1 from the small start learn real tables of scikit-learn, less their training mean, and are attacked
+Networks d-500-1 from the small start learn real tables of scikit-learn, less their training mean or as they are
+(--raw), and are attacked
 with the same fixed work four times: without the names; with them, the mean unknown; with them and the mean
 (`normalize`); and without them but with what each number can be at least and at most (`Ranged`, which the engine
 does not have: it did not help). Prints records back by NCC > 0.8 and relative L2 < 0.3, with the same count on
@@ -10,6 +11,7 @@ held-out records in brackets.
 
 cancer   breast cancer, 10 numbers in quartiles, one-hot: 40 columns
 wine     13 numbers: 6 as they are, divided by their spread, 7 in four equal ranges, one-hot: 34 columns
+wines    the same, for all three classes
 digits   8x8 pixels, each empty, faint or dark, one-hot: 192 columns
 numbers  breast cancer, 30 numbers divided by their spread: no one-hot column
 """
@@ -32,12 +34,12 @@ from engram.core import files
 from engram.core.runs import versions
 from engram.data.sets import ImageSet, Split
 from engram.models.networks import Network
-from engram.models.tasks import Binary
+from engram.models.tasks import infer_task
 from engram.models.view import AttackerView
 from engram.training.recipe import MLPSpec, Recipe
 from engram.training.target import train
 
-N = {"cancer": 20, "wine": 20, "digits": 40, "numbers": 20}
+N = {"cancer": 20, "wine": 20, "wines": 30, "digits": 40, "numbers": 20}
 SHOWN = ("ncc>0.8", "relative_l2<0.3")
 RECIPE = Recipe(lr=0.1, epochs=20_000)
 
@@ -50,16 +52,22 @@ class Table:
     labels: Tensor
     columns: tuple[str, ...]
 
+    @property
+    def classes(self) -> int:
+        return int(self.labels.max()) + 1
+
     def drawn(self, n: int, seed: int) -> Split:
         """As many of each class, and as many held out."""
         generator = torch.Generator().manual_seed(seed)
         chosen = []
-        for label in (0, 1):
+        for label in range(self.classes):
             own = (self.labels == label).nonzero()[:, 0]
-            chosen.append(own[torch.randperm(len(own), generator=generator)][:n].view(2, n // 2))
+            each = n // self.classes
+            chosen.append(own[torch.randperm(len(own), generator=generator)][: 2 * each].view(2, each))
         trained, held = torch.cat(chosen, 1)
+        classes = tuple(map(str, range(self.classes)))
         known, control = (
-            ImageSet(self.values[rows], self.labels[rows], name, ("0", "1"), self.columns)
+            ImageSet(self.values[rows], self.labels[rows], name, classes, self.columns)
             for rows, name in ((trained, "trained"), (held, "held out"))
         )
         return Split(known, control, self.values[trained].mean(0))
@@ -81,12 +89,13 @@ def spread(values: Tensor, first: int = 0) -> tuple[Tensor, list[str]]:
 def table(name: str) -> Table:
     from sklearn import datasets
 
-    loaded = {"wine": datasets.load_wine, "digits": datasets.load_digits}.get(name, datasets.load_breast_cancer)()
+    wine, cancer = datasets.load_wine, datasets.load_breast_cancer
+    loaded = {"wine": wine, "wines": wine, "digits": datasets.load_digits}.get(name, cancer)()
     values, labels = torch.tensor(loaded.data).float(), torch.tensor(loaded.target)
     if name == "cancer":
         found, names = binned(values[:, :10], torch.quantile(values[:, :10], torch.tensor([0.25, 0.5, 0.75]), 0))
-    elif name == "wine":
-        labels = (labels == 0).long()
+    elif name in ("wine", "wines"):
+        labels = labels if name == "wines" else (labels == 0).long()
         numbers, names = spread(values[:, :6])
         low, high = values[:, 6:].amin(0), values[:, 6:].amax(0)
         kinds, more = binned(values[:, 6:], low + torch.tensor([[0.25], [0.5], [0.75]]) * (high - low), 6)
@@ -108,14 +117,14 @@ class Ranged(Objective):
 
     def variation(self, latents: Tensor, duals: Tensor, background: Tensor | None = None) -> tuple[Tensor, Tensor]:
         basis, share = self.scales.space.basis.to(latents.dtype), self.shares(duals)
-        width = PIXEL * (self.high - self.low)
+        width = SPREAD * torch.where(self.high > self.low, self.high - self.low, 1.0)
         rows = latents @ basis
         off = (rows - torch.minimum(torch.maximum(rows, self.low), self.high)) / width
         by_rows = 2 * off / width / rows.shape[1]
         return (share * off.square().mean(1)).sum(), share[:, None] * (by_rows @ basis.T)
 
 
-PIXEL = 0.25
+SPREAD = 0.25
 """The spread of a value, as a share of its range."""
 
 
@@ -134,30 +143,35 @@ class RangedEngine(Engine):
         return self.weight
 
 
-def counted(engine: Engine, data: Split) -> dict[str, list[int | None]]:
+Counts = dict[str, list[int | None]]
+
+
+def counted(engine: Engine, data: Split) -> Counts:
     found, _ = engram.attack(engine)
     counts = engram.compare(found, data).counts
     return {name: [counts[name].train, counts[name].held_out] for name in SHOWN}
 
 
-def measured(name: str, seed: int, weight: float | None) -> dict[str, dict[str, list[int | None]]]:
+def measured(name: str, seed: int, weight: float | None, *, is_raw: bool) -> dict[str, Counts]:
     """The counts of each way, for one network."""
     source, n = table(name), N[name]
     data = source.drawn(n, seed)
+    if is_raw:
+        data = replace(data, mean=torch.zeros_like(data.mean))
     inputs = data.train.images - data.mean
-    spec = MLPSpec(inputs=inputs.shape[1], widths=(500,))
-    network, _ = train(spec, replace(RECIPE, seed=seed), Binary(), inputs, data.train.labels)
+    outputs = 1 if source.classes == 2 else source.classes
+    spec = MLPSpec(inputs=inputs.shape[1], widths=(500,), outputs=outputs)
+    network, _ = train(spec, replace(RECIPE, seed=seed), infer_task(outputs), inputs, data.train.labels)
     settings = engram.EngineSettings(steps=200, restarts=2, candidates=4 * n, prior=weight)
     mean = tuple(data.mean.tolist())
 
     def opened(columns: tuple[str, ...] | None, normalize: object = None) -> AttackerView[Network]:
-        return engram.open_view(
-            network, input_shape=inputs.shape[1:], task="binary", columns=columns, normalize=normalize
-        )
+        return engram.open_view(network, input_shape=inputs.shape[1:], columns=columns, normalize=normalize)
 
     ways = {"without": Engine(opened(None), settings)}
     if any("=" in column for column in source.columns):
-        ways["names"] = Engine(opened(source.columns), settings)
+        if is_raw or source.classes == 2:  # else refused
+            ways["names"] = Engine(opened(source.columns), settings)
         ways["names, mean"] = Engine(opened(source.columns, (mean, (1.0,))), settings)
     low, high = source.values.amin(0) - data.mean, source.values.amax(0) - data.mean
     ways["ranges"] = RangedEngine(opened(None), settings, low=low, high=high, weight=weight or 1.0)
@@ -169,14 +183,15 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(N))
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--weight", type=float, help="strength of the prior; default: the engine's")
+    parser.add_argument("--raw", action="store_true", help="inputs as they are, without subtracting their mean")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
     for name in given.only.split(","):
         for seed in map(int, given.seeds.split(",")):
-            counts = measured(name, seed, given.weight)
-            rows.append({"table": name, "n": N[name], "seed": seed, "counts": counts})
+            counts = measured(name, seed, given.weight, is_raw=given.raw)
+            rows.append({"table": name, "raw": given.raw, "n": N[name], "seed": seed, "counts": counts})
             for way, one in counts.items():
                 print(name, seed, f"{way}:", *(f"{kind} {a} ({b})" for kind, (a, b) in one.items()), flush=True)
     if given.out is not None:

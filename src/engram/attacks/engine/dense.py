@@ -42,7 +42,7 @@ from torch import Tensor
 
 from engram.attacks.engine.closed_form import Metric, Pass, Passes, explained, run_pass, send_down, with_constant
 from engram.attacks.engine.iteration import EngineIteration
-from engram.attacks.engine.objective import Corners, Objective
+from engram.attacks.engine.objective import Corners, Objective, sums_moved
 from engram.attacks.engine.self_tuning import (
     MOST_STEPS,
     NOISY,
@@ -210,6 +210,8 @@ class Engine(EngineIteration[DenseNetwork]):
             raise ConfigError(
                 "the engine needs a hidden layer; use `engram reconstruct --recipe haim2022` for a linear model"
             )
+        if self.uses_corners:
+            self._corners  # noqa: B018  # an error now, before anything is written
 
     @cached_property
     def posed(self) -> AttackerView[DenseNetwork]:
@@ -252,15 +254,24 @@ class Engine(EngineIteration[DenseNetwork]):
     @cached_property
     def _corners(self) -> Corners | None:
         """The corners of the one-hot values as the problem is posed. A normalisation says where they are; without
-        one, a mean that is unknown may have been subtracted."""
+        one, the weights may show that nothing was subtracted."""
         if not self.uses_corners or self.view.features is None:
             return None
-        like, gain = self.scales.network.weights[0], self.view.network.gain
-        gap = torch.ones(self.posed.network.sizes[0]) if gain is None else gain.double().cpu() / self._scale
-        floor, known = None, self.view.normalization
+        groups, known, update = self.view.features.groups, self.view.normalization, self.posed.update
+        weight = self.posed.network.weights[0].to(self.settings.torch_dtype)
         if known is not None:
-            floor = (-known.mean_of(self.view.input_shape).double() * gap).to(like)
-        return Corners.of(self.view.features.groups, gap.to(like), floor)
+            gap = known.gain_of(self.view.input_shape).double() / self._scale
+            floor = -known.mean_of(self.view.input_shape).double() * gap
+            return Corners.of(groups, gap.to(weight), floor.to(weight))
+        gap, space = torch.ones_like(weight[0]), self.posed.network.row_space(self.posed.input_shape)
+        if update is None and sums_moved(weight, space.noise_std, groups):
+            return Corners.of(groups, gap, torch.zeros_like(gap))
+        if self.several_classes:
+            raise ConfigError(
+                "--columns with more than two classes needs the mean that is subtracted from the inputs; give "
+                "--normalize MEAN/STD (none if they enter as they are), or leave --columns out"
+            )
+        return Corners.of(groups, gap)
 
     @property
     def shape(self) -> tuple[int, ...]:

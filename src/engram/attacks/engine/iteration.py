@@ -137,8 +137,7 @@ class EngineIteration(Attack, Generic[N]):
     @property
     def uses_corners(self) -> bool:
         """Whether the inputs are known to have one-hot values, and the prior is not switched off."""
-        known = self.view.features is not None and len(self.view.features.groups) > 0
-        return known and len(self.view.input_shape) == 1 and self.settings.prior != 0
+        return self.view.features is not None and self.settings.prior != 0
 
     @property
     def has_background(self) -> bool:
