@@ -11,7 +11,8 @@ from torch import Tensor
 
 import engram
 from engram.attacks.engine.dense import Engine
-from engram.attacks.engine.objective import Corners, off_corners, sums_moved
+from engram.attacks.engine.objective import Corners, off_corners
+from engram.attacks.engine.self_tuning import sums_moved
 from engram.attacks.registry import make_attack
 from engram.attacks.settings import EngineSettings
 from engram.core.errors import ConfigError

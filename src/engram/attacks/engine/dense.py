@@ -42,7 +42,7 @@ from torch import Tensor
 
 from engram.attacks.engine.closed_form import Metric, Pass, Passes, explained, run_pass, send_down, with_constant
 from engram.attacks.engine.iteration import EngineIteration
-from engram.attacks.engine.objective import Corners, Objective, sums_moved
+from engram.attacks.engine.objective import Corners, Objective
 from engram.attacks.engine.self_tuning import (
     MOST_STEPS,
     NOISY,
@@ -51,6 +51,7 @@ from engram.attacks.engine.self_tuning import (
     Scales,
     derive_scales,
     has_background,
+    sums_moved,
 )
 from engram.core.errors import ConfigError
 from engram.core.loop import State

@@ -121,16 +121,6 @@ class Corners:
         return sum(1 - 1 / size for size in sizes)
 
 
-def sums_moved(weight: Tensor, noise_std: float, groups: Sequence[Sequence[int]]) -> bool:
-    """Whether W [h, d] shows one-hot values as they are, rather than less their mean.
-
-    The columns of a one-hot value add up to 1, and less their mean to 0: then training leaves the sum of their
-    weights as it was.
-    """
-    sums = torch.stack([weight[:, list(group)].double().sum(1) / len(group) ** 0.5 for group in groups])
-    return float(sums.square().mean()) > MOVED * max(noise_std, 1e-30) ** 2
-
-
 def off_corners(rows: Tensor, weights: Tensor, corners: Corners) -> tuple[Tensor, Tensor]:
     """Squared distance of each row's groups from their nearest corners, as a share of the groups' energy.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +56,16 @@ def has_background(weight: Tensor, noise_std: float) -> bool:
     return bool((energies < STILL).double().mean() >= FEWEST_STILL) and bool(
         (energies > MOVED).double().mean() >= FEWEST_MOVED
     )
+
+
+def sums_moved(weight: Tensor, noise_std: float, groups: Sequence[Sequence[int]]) -> bool:
+    """Whether W [h, d] shows one-hot values as they are, rather than less their mean.
+
+    The columns of a one-hot value add up to 1, and less their mean to 0: then training leaves the sum of their
+    weights as it was.
+    """
+    sums = torch.stack([weight[:, list(group)].double().sum(1) / len(group) ** 0.5 for group in groups])
+    return float(sums.square().mean()) > MOVED * max(noise_std, 1e-30) ** 2
 
 
 def dense_candidates(rank: int, *, several_classes: bool, background: bool) -> int:
