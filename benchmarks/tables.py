@@ -6,7 +6,7 @@ Networks d-500-1 from the small start learn real tables of scikit-learn, less th
 (--raw), and are attacked
 with the same fixed work four times: without the names; with them, the mean unknown; with them and the mean
 (`normalize`); and without them but with what each number can be at least and at most (`Ranged`, which the engine
-does not have: it did not help). Prints records back by NCC > 0.8 and relative L2 < 0.3, with the same count on
+does not have: it helped less). Prints records back by NCC > 0.8 and relative L2 < 0.3, with the same count on
 held-out records in brackets.
 
 cancer   breast cancer, 10 numbers in quartiles, one-hot: 40 columns
