@@ -3,11 +3,10 @@
     python -m benchmarks.tables [--raw] [--only cancer,wine] [--seeds 0,1,2] [--out runs/tables.json]
 
 Networks d-500-1 from the small start learn real tables of scikit-learn, less their training mean or as they are
-(--raw), and are attacked
-with the same fixed work four times: without the names; with them, the mean unknown; with them and the mean
-(`normalize`); and without them but with what each number can be at least and at most (`Ranged`, which the engine
-does not have: it helped less). Prints records back by NCC > 0.8 and relative L2 < 0.3, with the same count on
-held-out records in brackets.
+(--raw), and are attacked with the same fixed work four times: without the names; with them, the mean unknown; with
+them and the mean (`normalize`); and without them but with what each number can be at least and at most (`Ranged`,
+which the engine does not have: docs/models.md says why). Prints records back by NCC > 0.8 and relative L2 < 0.3,
+with the same count on held-out records in brackets.
 
 cancer   breast cancer, 10 numbers in quartiles, one-hot: 40 columns
 wine     13 numbers: 6 as they are, divided by their spread, 7 in four equal ranges, one-hot: 34 columns
