@@ -21,6 +21,10 @@ needs_browser = pytest.mark.skipif(
 )
 
 
+PATIENCE = 180_000
+"""Milliseconds that a step may take on a machine that does much else; a page takes well under a second."""
+
+
 @contextmanager
 def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
@@ -44,6 +48,7 @@ def artefact(name: str, default: Path) -> str:
 def opened(chromium: Browser, report: Path, *, width: int = 1200, scheme: str = "light") -> tuple[Page, list[str]]:
     """The page, and every error that it reported and request that it made."""
     context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+    context.set_default_timeout(PATIENCE)
     page, problems = context.new_page(), []
     page.on("console", lambda message: problems.append(f"console: {message.text}"))
     page.on("pageerror", lambda error: problems.append(f"error: {error}"))

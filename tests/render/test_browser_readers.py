@@ -19,7 +19,7 @@ from engram.cli.report import printed
 from engram.models.open.modules import as_module
 from engram.render.html import Page, Section, ShownDecision, ShownRule, Table, render
 from tests.auditing.cases import QUICK, SHAPE, faces, innocent, leaking, memorising
-from tests.render.browser import artefact, needs_browser, opened
+from tests.render.browser import PATIENCE, artefact, needs_browser, opened
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator
@@ -168,6 +168,7 @@ def test_paper_has_every_page_of_rows(chromium: Browser, long: Path) -> None:
 
 def test_without_scripts_everything_can_be_read(chromium: Browser, long: Path) -> None:
     context = chromium.new_context(java_script_enabled=False)
+    context.set_default_timeout(PATIENCE)
     page = context.new_page()
     page.goto(long.as_uri())
     assert page.locator("#risk tbody tr:visible").count() == 70
