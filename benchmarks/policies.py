@@ -1,11 +1,11 @@
-"""The release decision: three policies on three models, every audit made twice.
+"""The release decision: three policies on four audits, each made twice.
 
     python -m benchmarks.policies [--steps 40] [--out runs/policies]
 
-The models are networks of CIFAR-10, 200 images in ten classes: trained with Adam; the same with flips and shifts;
-and the latter with a control of 20 held-out images in place of 200. The policies are those of examples/policies,
-without the least budget: an attack of so many steps repeats to the bit, one of so many seconds does not. Fails
-unless both audits give the same decisions with the same numbers. Prints a table and writes it as JSON.
+The models are networks of CIFAR-10, 200 images in ten classes: trained with Adam; with flips and shifts; by DP-SGD
+with epsilon 8; and the last with a control of 20 held-out images in place of 200. The policies are those of
+examples/policies, without the least budget: an attack of so many steps repeats to the bit, one of so many seconds
+does not. Fails unless both audits give the same decisions with the same numbers. Prints a table; writes JSON too.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import engram
 from benchmarks.membership import DATA
@@ -23,6 +24,8 @@ from benchmarks.ordinary import SCRIPTS
 from engram.auditing.policy import Decision, Policy
 from engram.core import files
 from engram.core.runs import versions
+from engram.defences.training import Fit, privately_fitted, started
+from engram.models.tasks import Multiclass
 
 SEED, N = 41, 200
 EXAMPLES = Path(__file__).parents[1] / "examples" / "policies"
@@ -30,7 +33,8 @@ POLICIES = ("publish", "internal", "blind")
 MODELS = {
     "Adam": ("adam", 200),
     "Adam, flips and shifts": ("adam-augmented", 200),
-    "the same, small control": ("adam-augmented", 20),
+    "DP-SGD, epsilon 8": ("private", 200),
+    "the same, small control": ("private", 20),
 }
 
 
@@ -39,11 +43,22 @@ def policies() -> dict[str, Policy]:
     return {name: replace(policy, smallest_budget=None) for name, policy in loaded.items()}
 
 
+def network_of_three() -> nn.Module:
+    layers = nn.Linear(3072, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10)
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def privately_trained(inputs: Tensor, labels: Tensor) -> nn.Module:
+    fit = Fit(epsilon=8.0, seed=SEED)
+    return privately_fitted(started(network_of_three, SEED), inputs, labels, Multiclass(10), fit)[0]
+
+
 def decided(script: str, control: int, steps: int, root: Path) -> dict[str, Decision]:
     """Train, audit, decide by every policy."""
-    chosen = replace(SCRIPTS[script], n=N, widths=(256, 128))
+    chosen = replace(SCRIPTS["adam" if script == "private" else script], n=N, widths=(256, 128))
     data = engram.DataChoice(name="cifar10", labels=chosen.labels, n=chosen.n, seed=SEED).load(root)
-    network = chosen.trained(data.train.images - data.mean, data.train.labels, SEED)
+    inputs, labels = data.train.images - data.mean, data.train.labels
+    network = privately_trained(inputs, labels) if script == "private" else chosen.trained(inputs, labels, SEED)
     others = torch.randperm(len(data.held_out), generator=torch.Generator().manual_seed(SEED))[:control]
     record = engram.audit(
         dict(network.state_dict()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from engram.attacks.settings import Buzaglo2023
 from engram.core.errors import ConfigError, UnsupportedModelError
 from engram.core.loop import Budget, Snapshots, run
 from engram.models.activations import RELU
-from engram.models.architecture import Architecture, parse_layers
+from engram.models.architecture import Architecture, Conv, parse_layers
 from engram.models.networks import ConvNetwork, DenseNetwork
 from engram.models.tasks import Binary, Multiclass, MulticlassPairs, Regression, Task
 from engram.models.view import AttackerView
@@ -235,3 +236,10 @@ def test_kernels_of_the_whole_image_are_a_fully_connected_layer() -> None:
 def test_other_convolutions_have_no_dense_equivalent(layers: str) -> None:
     """A smaller kernel, a kernel with padding, and a missing ReLU."""
     assert conv_network(layers, shape=(2, 6, 6)).dense_equivalent is None
+
+
+@pytest.mark.parametrize("setting", ["stride", "dilation", "groups"])
+def test_a_file_may_say_zero_where_text_can_not(setting: str) -> None:
+    """As a changed ONNX file did."""
+    with pytest.raises(ValueError, match="stride, dilation or groups are not positive"):
+        replace(Conv(3, 4), **{setting: 0}).shape_after((2, 8, 8))

@@ -47,6 +47,8 @@ class Conv:
 
     def shape_after(self, before: Shape) -> Shape:
         channels, height, width = _image(before)
+        if min(self.stride, self.dilation, self.groups) < 1:
+            raise MisfitError("its stride, dilation or groups are not positive")
         if channels % self.groups or self.channels % self.groups:
             raise MisfitError(f"{self.groups} groups don't divide its {channels} or {self.channels} channels")
         reach = self.dilation * (self.kernel - 1) + 1
