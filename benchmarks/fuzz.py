@@ -579,37 +579,37 @@ def work(name: str, first: int, last: int, seed: int) -> None:
             print(json.dumps([number, found]), flush=True)
 
 
-def tried(name: str, inputs: int, seed: int) -> list[tuple[int, str]]:
-    """All inputs of a reader in workers, one after another; a new one for each that hangs or dies."""
+def tried(name: str, inputs: int, seed: int, first: int = 0) -> list[tuple[int, str]]:
+    """The inputs of a reader in workers, one after another; a new one for each that hangs or dies."""
     failures: list[tuple[int, str]] = []
-    done = 0
+    done = first
     while done < inputs:
         command = [sys.executable, "-m", "benchmarks.fuzz", "--work", name, str(done), str(inputs), str(seed)]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        assert child.stdout is not None
-        assert child.stderr is not None
-        patience, is_ready = 300.0, False  # until it has made its files
-        while True:
-            ready, _, _ = select.select([child.stdout], [], [], patience)
-            line = child.stdout.readline() if ready else b""
-            if not line:
-                break
-            patience, is_ready = SECONDS, True
-            if line.startswith(b"["):
-                number, found = json.loads(line)
-                done = number + 1
-                if found is not None:
-                    failures.append((number, found))
-        hung = child.poll() is None and not ready
-        child.kill()
-        told = child.stderr.read().decode(errors="replace").strip().splitlines()
-        if not is_ready:
-            raise RuntimeError(f"the worker of {name} could not start: {told[-1:]}")
-        if done < inputs:
-            cause = f"no answer within {patience:.0f} s" if hung else f"died ({child.wait()}) {told[-1:]}"
-            failures.append((done, cause))
-            done += 1
-        child.wait()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            assert child.stderr is not None
+            patience, is_ready = 300.0, False  # until it has made its files
+            while True:
+                ready, _, _ = select.select([child.stdout], [], [], patience)
+                line = child.stdout.readline() if ready else b""
+                if not line:
+                    break
+                patience, is_ready = SECONDS, True
+                if line.startswith(b"["):
+                    number, found = json.loads(line)
+                    done = number + 1
+                    if found is not None:
+                        failures.append((number, found))
+            hung = child.poll() is None and not ready
+            child.kill()
+            told = child.stderr.read().decode(errors="replace").strip().splitlines()
+            if not is_ready:
+                raise RuntimeError(f"the worker of {name} could not start: {told[-1:]}")
+            if done < inputs:
+                cause = f"no answer within {patience:.0f} s" if hung else f"died ({child.wait()}) {told[-1:]}"
+                failures.append((done, cause))
+                done += 1
+            child.wait()
     return failures
 
 

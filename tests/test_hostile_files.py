@@ -30,6 +30,11 @@ def test_damaged_files(name: str, tmp_path: Path) -> None:
     assert not found
 
 
+def test_a_picture_that_claims_more_than_there_is_memory() -> None:
+    """Found by `benchmarks.fuzz`: a part of a PNG file says that it has 4 GB, which Pillow asks for at once."""
+    assert fuzz.tried("folder", 3407, 71, first=3406) == []
+
+
 def test_a_reader_that_fails_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: what is not an error in words is reported, with its place."""
     naive = fuzz.Reader(lambda place: None, lambda place: json.loads((place / "a.json").read_text()))

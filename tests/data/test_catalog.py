@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -60,3 +61,22 @@ def test_a_missing_npz_is_reported(tmp_path: Path) -> None:
 
 def test_what_is_not_embedded_can_be_fetched() -> None:
     assert {name for name, entry in CATALOG.items() if not entry.embedded} == set(REMOTES)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", ["npz", "npy", "csv", "parquet", "safetensors", "folder", "labels"])
+def test_a_pipe_is_refused_at_once(kind: str, tmp_path: Path) -> None:
+    """Nobody writes to it, so reading it would wait for ever."""
+    if kind == "folder":
+        (tmp_path / "photos" / "cat").mkdir(parents=True)
+        os.mkfifo(tmp_path / "photos" / "cat" / "1.png")
+        name = f"folder:{tmp_path / 'photos'}"
+    elif kind == "labels":
+        np.save(tmp_path / "vectors.npy", np.ones((2, 3)))
+        os.mkfifo(tmp_path / "vectors_labels.npy")
+        name = f"npy:{tmp_path / 'vectors.npy'}"
+    else:
+        os.mkfifo(tmp_path / "pipe")
+        name = f"{kind}:{tmp_path / 'pipe'}"
+    with pytest.raises(DataError, match="is not a file; check the path"):
+        load(name)

@@ -113,14 +113,6 @@ def test_processes_give_the_same_rows(embeddings: str) -> None:
         assert one[1:] == pytest.approx(other[1:], abs=0.03)
 
 
-def test_a_cluster_gives_the_same_row(embeddings: str) -> None:
-    pytest.importorskip("ray")
-    given: dict[str, Any] = {"data": choice(embeddings), "only": "none", "seeds": (0,), "seconds": 0}
-    ((one,), (other,)) = (engram.defend("head", **given, ray=ray).rows for ray in ("local", None))
-    assert one.key == other.key
-    assert one.exposure.auc == pytest.approx(other.exposure.auc, abs=0.03)
-
-
 def test_ones_own_training_is_compared(embeddings: str) -> None:
     seen: list[str] = []
     train = samples(60, 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,19 +143,6 @@ def test_another_models_snapshot_is_refused(tmp_path: Path, small_chunks: None) 
     path.write_bytes(b"cut short")
     with pytest.raises(CheckpointError, match="not a complete safetensors file"):
         engram.membership(model(), *sets(), batch=8, snapshot=path, resume=True)
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.filterwarnings("ignore")  # Ray's own warnings
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is an extra: pip install 'engram[ray]'")
-def test_ray_gives_the_same(small_chunks: None) -> None:
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # Ray's future default, which it warns about
-    from engram.sweep.ray_tasks import RayChunks
-
-    alone = engram.membership(model(), *sets(), batch=8)
-    with RayChunks("local") as cluster:
-        found = engram.membership(model(), *sets(), batch=8, run=cluster)
-    torch.testing.assert_close(found.train, alone.train, rtol=1e-3, atol=1e-3)
 
 
 def test_jobs_and_a_cluster_exclude_each_other() -> None:

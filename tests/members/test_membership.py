@@ -15,9 +15,10 @@ from torch import Tensor, nn
 import engram
 from engram.core.errors import ConfigError
 from engram.data.choice import DataChoice
-from engram.members.membership import MembershipRecord
+from engram.members.membership import SOFTNESS, MembershipRecord, margin_of, right_about
 from engram.models.networks import ConvNetwork
 from engram.models.open.modules import as_module
+from engram.models.tasks import Binary, Multiclass, Regression
 from tests.conv_cases import drawn
 
 FACES = DataChoice(name="faces", labels="gate", n=50)
@@ -146,6 +147,26 @@ def test_a_network_as_a_module_computes_the_same() -> None:
     assert isinstance(network, ConvNetwork)
     inputs = torch.randn(3, *network.input_shape, dtype=torch.float64)
     torch.testing.assert_close(as_module(network)(inputs), network(inputs))
+
+
+def test_a_margin_of_several_classes_has_a_softened_gradient() -> None:
+    """Its value is the logit of the own label's probability; the other classes share the gradient more evenly."""
+    outputs = torch.tensor([[2.0, 1.0, -1.0]], dtype=torch.float64, requires_grad=True)
+    margin = margin_of(Multiclass(3))(outputs, torch.tensor([0]))
+    chance = torch.softmax(outputs, 1)[0, 0]
+    torch.testing.assert_close(margin[0], (chance / (1 - chance)).log())
+    (gradient,) = torch.autograd.grad(margin.sum(), outputs)
+    others = torch.softmax(torch.tensor([1.0, -1.0], dtype=torch.float64) / SOFTNESS, 0)
+    torch.testing.assert_close(gradient, torch.tensor([[1.0, *(-others)]], dtype=torch.float64))
+
+
+def test_right_is_more_than_half_of_the_probability() -> None:
+    margins = torch.tensor([0.1, -0.1])
+    for task in (Binary(), Multiclass(3)):
+        found = right_about(task, margins)
+        assert found is not None
+        assert found.tolist() == [True, False]
+    assert right_about(Regression(), margins) is None
 
 
 def test_what_can_not_be_asked_is_said() -> None:

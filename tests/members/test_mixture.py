@@ -83,6 +83,29 @@ def test_equal_counts_change_nothing() -> None:
     assert torch.equal(with_boundaries(layers, torch.full((500,), 7)), combine(layers).scores)
 
 
+def test_what_the_model_is_right_about_sharpens_and_costs_no_member() -> None:
+    """All members and half of the others are answered rightly."""
+    scores, right = drawn((1.5, 0.5)), torch.arange(500) % 2 == 0
+    right[:250] = True
+    alone, found = (combine(scores, right=some).scores for some in (None, right))
+    areas = [roc(some[:250], some[250:]).auc for some in (alone, found)]
+    assert areas[1] > areas[0] + 0.02
+    assert _found(found) >= _found(alone)
+
+
+def test_an_answer_that_says_nothing_changes_nothing() -> None:
+    scores = drawn((3.0, 1.0))
+    torch.testing.assert_close(
+        combine(scores, right=torch.ones(500).bool()).scores, combine(scores).scores, rtol=0, atol=0.01
+    )
+    areas = []
+    for seed in range(20):
+        right = torch.rand(500, generator=torch.Generator().manual_seed(seed)) < 0.7
+        found = combine(drawn((0.0, 0.0, 0.0), seed=seed, members=0), right=right).scores
+        areas.append(roc(found[:250], found[250:]).auc)
+    assert 0.45 < sum(areas) / 20 < 0.55
+
+
 def _found(scores: Tensor) -> float:
     """The share of members, the first half, above all others."""
     half = len(scores) // 2

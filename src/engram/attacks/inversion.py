@@ -138,6 +138,7 @@ def first_layer_images(view: AttackerView) -> Tensor:
 SMOOTH = 0.3
 """Weight of the mean difference between neighbouring pixels, beside the share of an embedding that is missed."""
 RATE, DECAYS = 0.1, (0.9, 0.999)
+ILLUSTRATION_SECONDS = 60.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +195,10 @@ def total_variation(pictures: Tensor) -> Tensor:
 def pictures_of(
     embed: Callable[[Tensor], Tensor], embeddings: Tensor, shape: tuple[int, ...], *, steps: int = 300
 ) -> Tensor:
-    """Smooth pictures [m, *shape] in [0, 1] whose embeddings are near the given ones: an illustration."""
+    """Smooth pictures [m, *shape] in [0, 1] whose embeddings are near the given ones: an illustration.
+
+    A large backbone takes seconds a step, so time is bounded too.
+    """
     search = EmbeddingInversion(embed, embeddings, shape)
-    return torch.sigmoid(run(search, Budget(steps=steps)).require_finite().state["logits"])
+    budget = Budget(steps=steps, seconds=ILLUSTRATION_SECONDS)
+    return torch.sigmoid(run(search, budget).require_finite().state["logits"])

@@ -19,7 +19,7 @@ from engram.core.files import aligned
 from engram.core.loop import Progress, by_steps, silent
 from engram.data.sets import ImageSet, Split
 from engram.members.kkt import DensePart, Membership, membership_tests
-from engram.members.membership import margin_of
+from engram.members.membership import margin_of, right_about
 from engram.members.pool import Control, Pool
 from engram.members.scores import score_layers
 from engram.models.networks import Network
@@ -289,6 +289,7 @@ def members_tested(
         (part.entering(inputs), data.train.labels),
         (part.entering(unseen), data.held_out.labels),
         list(layers.scores.values()),
+        right=right_about(view.task, layers.margins),
         width=part.width,
     )
     return found, pool

@@ -114,11 +114,13 @@ def load(name: str, *, root: Path | None = None, train: bool = True) -> ImageSet
         return own_files.load_folder(path, sides)
     if kind in ("csv", "parquet", "npy"):
         place, _, label = str(path).partition("#")
+        file = own_files.require_file(Path(place))
         if kind == "parquet":
             from engram.data.parquet import load_parquet
 
-            return load_parquet(Path(place), label or None)
-        return (own_files.load_csv if kind == "csv" else own_files.load_npy)(Path(place), label or None)
+            return load_parquet(file, label or None)
+        return (own_files.load_csv if kind == "csv" else own_files.load_npy)(file, label or None)
+    own_files.require_file(path)
     return own_files.load_npz(path) if kind == "npz" else own_files.load_safetensors(path)
 
 

@@ -205,7 +205,7 @@ def _opened(file: Path) -> Iterator[Image.Image]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(file) as picture:
+            with Image.open(require_file(file)) as picture:
                 yield picture
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise DataError(
@@ -213,8 +213,16 @@ def _opened(file: Path) -> Iterator[Image.Image]:
         ) from error
     except UnidentifiedImageError as error:
         raise DataError(f"{file} is not a picture; delete it or save it again") from error
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow raises SyntaxError for a broken PNG
+    # Pillow raises SyntaxError for a broken PNG, and reads as many bytes as a part of one says that it has
+    except (OSError, SyntaxError, ValueError, MemoryError) as error:
         raise DataError(f"{file} is truncated or damaged ({error}); delete it or save it again") from error
+
+
+def require_file(path: Path) -> Path:
+    """Refuse pipes and devices: reading one may wait for ever."""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is not a file; check the path")
+    return path
 
 
 LABEL_NAMES = ("label", "labels", "target", "class", "y")
@@ -364,8 +372,10 @@ def load_npy(path: Path, labels: str | None = None) -> ImageSet:
 def _mapped(path: Path) -> Array:
     """The array of an .npy file; its declared size must be that of the file, and nothing is unpickled."""
     try:
-        within_bound(str(path), [path.stat().st_size])
+        within_bound(str(path), [require_file(path).stat().st_size])
         return np.array(np.lib.format.open_memmap(path, mode="r"))
+    except DataError:
+        raise
     except FileNotFoundError as error:
         raise DataError(f"there is no file {path}; check the path") from error
     except Exception as error:  # damaged headers raise almost anything, down to an error of the tokenizer

@@ -250,16 +250,18 @@ def membership_tests(
     held_out: tuple[Tensor, Tensor],
     layers: Sequence[Tensor],
     *,
+    right: Tensor | None = None,
     width: float = ON_BOUNDARY,
 ) -> Membership:
     """Score centred records ([n, *shape], labels [n]) and held-out ones ([k, *shape], [k]).
 
-    `layers` are the scores [n + k] of matched filter and pooled fit at every layer of the whole network.
+    `layers` are the scores [n + k] of matched filter and pooled fit at every layer of the whole network; `right`
+    [n + k] says about which records it is right.
 
     boundaries  how many first-layer neurons have |w x + b| / ||(w, b)|| < width: training pushes samples there;
                 not for smooth activations, which have no boundary
     dual        the record's lambda_i >= 0 in the best fit of the first layer by all records, held-out too
-    layers      matched filter and pooled fit at every layer, combined as a mixture
+    layers      matched filter and pooled fit at every layer and whether the network is right, as a mixture
     span        if the start of training is known: how little of the record lies outside the span of its update
     combined    layers and boundaries, combined in the same way; the span alone, where there is one: it is exact
     loss        minus the record's loss: what an attacker without the weights would threshold
@@ -275,10 +277,10 @@ def membership_tests(
     if note is None:
         scores["dual"] = _pooled_duals(view, inputs, labels)
     own = torch.stack([score.double() for score in layers], 1)
-    scores["layers"] = scores["combined"] = combine(own).scores
+    scores["layers"] = scores["combined"] = combine(own, right=right).scores
     if "boundaries" in scores:
         # not the dual, which says what the pooled fit of the first layer says: two like scores blur the mixture
-        scores["combined"] = with_boundaries(own, scores["boundaries"])
+        scores["combined"] = with_boundaries(own, scores["boundaries"], right)
     if view.update is not None:
         scores["span"] = scores["combined"] = -view.update.outside(inputs).clamp(min=1e-12).log()
     scores["loss"] = -_losses(view, inputs, labels)
@@ -292,8 +294,8 @@ BY_CHANCE = 0.265
 much, at a rate of 1.6."""
 
 
-def with_boundaries(layers: Tensor, counts: Tensor) -> Tensor:
-    """One score [n] from the layers' scores [n, k] and the boundary counts [n].
+def with_boundaries(layers: Tensor, counts: Tensor, right: Tensor | None = None) -> Tensor:
+    """One score [n] from the layers' scores [n, k], the boundary counts [n] and what `combine` takes beside them.
 
     Counts that vary no more than chance lets them are left out: those who share one of few values would be a
     component of the mixture without any spread, and the mixture would follow it.
@@ -306,8 +308,9 @@ def with_boundaries(layers: Tensor, counts: Tensor) -> Tensor:
     """
     spoken = counts.double().log1p()[:, None]
     if spoken.var() <= BY_CHANCE:
-        return combine(layers).scores
-    return combine(torch.cat([layers, spoken], 1), torch.arange(layers.shape[1] + 1) < layers.shape[1]).scores
+        return combine(layers, right=right).scores
+    centred = torch.arange(layers.shape[1] + 1) < layers.shape[1]
+    return combine(torch.cat([layers, spoken], 1), centred, right).scores
 
 
 def _why_no_dual(view: AttackerView, records: int) -> str | None:

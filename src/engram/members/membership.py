@@ -42,6 +42,8 @@ from engram.scoring.curves import (
     roc,
 )
 
+SOFTNESS = 1.5
+"""Temperature of the other classes in the gradient of a margin."""
 SIGNIFICANT = 0.01
 """A leak is found if the records would outscore the controls by chance with less than this probability ..."""
 AUC_OF_A_LEAK, EPSILON_OF_A_LEAK = 0.6, 0.5
@@ -212,12 +214,13 @@ def membership(
     with _in_eval_mode(model):
         require(int(pool.labels.min()) >= 0, "labels", "must not be negative", int(pool.labels.min()))
         example = next(iter(pool))[0][:2]
-        margin = margin_of(task_of(model, example, pool.labels.max(), task))
+        kind = task_of(model, example, pool.labels.max(), task)
         store = ChunkStore(snapshot, _digest(model, pool), snapshot_every)
         if resume:
             store.resume()
-        found = score_layers(model, pool, margin, only=only, run=run, store=store, progress=progress)
-    mixture = combine(torch.stack([one.double() for one in found.scores.values()], 1))
+        found = score_layers(model, pool, margin_of(kind), only=only, run=run, store=store, progress=progress)
+    own = torch.stack([one.double() for one in found.scores.values()], 1)
+    mixture = combine(own, right=right_about(kind, found.margins))
     n, scores = pool.records, mixture.scores
     tests = [
         LayerTest(layer, test, weight, roc(one[:n], one[n:]))
@@ -239,7 +242,11 @@ def membership(
 
 
 def margin_of(task: Task) -> Margin:
-    """The margin whose gradient a record leaves in the weights; outputs are [b] or [b, outputs], labels [b]."""
+    """The margin whose gradient a record leaves in the weights; outputs are [b] or [b, outputs], labels [b].
+
+    With several classes it has the value of the margin and the gradient of a softened one, in which the other
+    classes count more alike: what a record leaves is a sum over training, whose early steps knew less about them.
+    """
 
     def margin(outputs: Tensor, labels: Tensor) -> Tensor:
         outputs = outputs.reshape(len(outputs), -1)
@@ -249,9 +256,16 @@ def margin_of(task: Task) -> Margin:
         if outputs.shape[1] == 1:
             return Binary.signs(labels, outputs.dtype) * outputs[:, 0]
         own = outputs.gather(1, labels[:, None])[:, 0]
-        return own - outputs.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
+        others = outputs.scatter(1, labels[:, None], -torch.inf)
+        softened = own - SOFTNESS * (others / SOFTNESS).logsumexp(1)
+        return (own - others.logsumexp(1)).detach() + (softened - softened.detach())
 
     return margin
+
+
+def right_about(task: Task, margins: Tensor) -> Tensor | None:
+    """About which records [n] the model is right; None where that has no meaning."""
+    return None if isinstance(task, Regression) else margins > 0
 
 
 @torch.no_grad()

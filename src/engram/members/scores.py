@@ -7,8 +7,9 @@ One score from many, without asking who is a member.
 
 Every record has a vector of scores, a few per layer. Over the pool these are a mixture: records that were not in
 training, around zero by construction, and members, shifted by an unknown amount at each score. Expectation
-maximisation finds both, and the best direction between them is Fisher's: C_0⁻¹ (m_1 - m_0). Where nobody was in
-training the direction is arbitrary, and then members and controls score alike in it.
+maximisation finds both, and the best direction between them is Fisher's: C_0⁻¹ (m_1 - m_0). How often the model is
+right about either kind follows, and adds a log-odds. Where nobody was in training the direction is
+arbitrary, and then members and controls score alike in it.
 """
 
 from __future__ import annotations
@@ -57,16 +58,21 @@ class Mixture:
     share: float
 
 
-def combine(scores: Tensor, centred: Tensor | None = None) -> Mixture:
+def combine(scores: Tensor, centred: Tensor | None = None, right: Tensor | None = None) -> Mixture:
     """One score from k for each of n records, [n, k].
 
-    Where `centred` [k] is set (everywhere by default), records that were not in training have mean 0.
+    Where `centred` [k] is set (everywhere by default), records that were not in training have mean 0. `right` [n]
+    says about which records the model is right: a model that is right about all members knows no other record.
 
     >>> drawn = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
     >>> drawn[:200, 0] += 4
     >>> found = combine(drawn.double())
     >>> [round(weight, 1) for weight in found.weights.abs().tolist()], round(found.share, 1)
     ([1.0, 0.0], 0.5)
+    >>> wrong = torch.arange(400) >= 300
+    >>> heard = combine(drawn.double(), right=~wrong).scores
+    >>> bool((heard[wrong] < found.scores[wrong]).all() and (heard[~wrong] > found.scores[~wrong]).all())
+    True
     """
     known = torch.ones(scores.shape[1], dtype=torch.bool) if centred is None else centred
     unit = scores / scores.std(0).clamp(min=1e-12)
@@ -85,8 +91,16 @@ def combine(scores: Tensor, centred: Tensor | None = None) -> Mixture:
         odds = _log_density(unit, centre, there) - _log_density(unit, rest, here)
         members = torch.sigmoid(odds + torch.log(share / (1 - share))).clamp(1e-6, 1 - 1e-6)
         direction = torch.linalg.solve(here, centre - rest)
-    weights = direction / direction.abs().sum().clamp(min=1e-12)
-    return Mixture(unit @ weights, weights, float(members.mean()))
+    # not within the rounds, where every record that the model is right about would soon count as a member
+    known_by_answer = 0.0 if right is None else _log_odds(right.to(members), members)
+    size = direction.abs().sum().clamp(min=1e-12)
+    return Mixture((unit @ direction + known_by_answer) / size, direction / size, float(members.mean()))
+
+
+def _log_odds(right: Tensor, members: Tensor) -> Tensor:
+    """How much likelier a member is right, or wrong, than another record, [n]; one more of each is assumed."""
+    rates = [((some * right).sum() + 1) / (some.sum() + 2) for some in (members, 1 - members)]
+    return torch.where(right > 0, (rates[0] / rates[1]).log(), ((1 - rates[0]) / (1 - rates[1])).log())
 
 
 def _covariance(points: Tensor, centre: Tensor, weights: Tensor, shrinkage: float) -> Tensor:
