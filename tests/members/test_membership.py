@@ -130,6 +130,13 @@ def test_files_for_other_programs(found: MembershipRecord, tmp_path: Path) -> No
     assert "too few to distinguish" in record["note"]
 
 
+def test_what_an_answer_adds_is_told(found: MembershipRecord) -> None:
+    assert found.answers is not None
+    wrong, right = found.answers
+    assert wrong < 0 < right
+    assert found.to_json()["answers"] == {"wrong": wrong, "right": right}
+
+
 def test_p_values_of_controls_are_uniform(found: MembershipRecord) -> None:
     _, controls = found.p_values()
     assert controls.sort().values.tolist() == pytest.approx([(rank + 1) / 50 for rank in range(50)])

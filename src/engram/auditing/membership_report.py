@@ -410,13 +410,17 @@ def _layers_section(report: MembershipReport) -> Section:
     record = report.record
     words = {"filter": "matched filter", "fit": "pooled fit"}
     rows = [(one.layer, words[one.test], one.weight, one.roc.auc, one.roc.at(0)) for one in record.tests]
+    answers = ""
+    if record.answers is not None:
+        answers = " An answer counts too: a score changes by {1:+.2g} if the model is right, by {0:+.2g} if not."
+        answers = answers.format(*record.answers)
     return Section(
         "layers",
         "Which layers speak",
         [
             "Each layer is asked twice: whether the record's gradient is in its weights (matched filter), and how "
             "much of them it explains that no other record does (pooled fit). The weights of the tests are found "
-            "without asking who is a member.",
+            f"without asking who is a member.{answers}",
             *(f"{note[0].upper()}{note[1:]}." for note in record.notes),
         ],
         tables=[Table(("layer", "test", "weight", "AUC", "TPR at 0 FPR"), rows, "Tests, highest weight first")],

@@ -70,6 +70,8 @@ class MembershipRecord:
     labels: tuple[Tensor, Tensor]
     tests: tuple[LayerTest, ...]
     """Highest weight first."""
+    answers: tuple[float, float] | None
+    """What is added to a score if the model is wrong about the record, and if it is right; None for regression."""
     left_out: dict[str, str]
     notes: tuple[str, ...]
     roc: Roc
@@ -136,6 +138,7 @@ class MembershipRecord:
             "delta": DELTA,
             "note": self.roc.note,
             "layers": self.layers_json(),
+            "answers": None if self.answers is None else dict(zip(("wrong", "right"), self.answers, strict=True)),
             "left_out": self.left_out,
             "notes": list(self.notes),
             "control": self.control.to_json(),
@@ -231,6 +234,7 @@ def membership(
         held_out=scores[n:],
         labels=(pool.labels[:n], pool.labels[n:]),
         tests=tuple(sorted(tests, key=lambda test: -test.weight)),
+        answers=mixture.answers,
         left_out=found.left_out,
         notes=found.notes,
         roc=roc(scores[:n], scores[n:]),

@@ -56,13 +56,15 @@ class Mixture:
     scores: Tensor
     weights: Tensor
     share: float
+    answers: tuple[float, float] | None
+    """What is added to the score of a record if the model is wrong about it, and if it is right."""
 
 
 def combine(scores: Tensor, centred: Tensor | None = None, right: Tensor | None = None) -> Mixture:
     """One score from k for each of n records, [n, k].
 
     Where `centred` [k] is set (everywhere by default), records that were not in training have mean 0. `right` [n]
-    says about which records the model is right: a model that is right about all members knows no other record.
+    says about which records the model is right: one that it gets wrong was hardly in a training that it fits.
 
     >>> drawn = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
     >>> drawn[:200, 0] += 4
@@ -91,16 +93,19 @@ def combine(scores: Tensor, centred: Tensor | None = None, right: Tensor | None 
         odds = _log_density(unit, centre, there) - _log_density(unit, rest, here)
         members = torch.sigmoid(odds + torch.log(share / (1 - share))).clamp(1e-6, 1 - 1e-6)
         direction = torch.linalg.solve(here, centre - rest)
-    # not within the rounds, where every record that the model is right about would soon count as a member
-    known_by_answer = 0.0 if right is None else _log_odds(right.to(members), members)
     size = direction.abs().sum().clamp(min=1e-12)
-    return Mixture((unit @ direction + known_by_answer) / size, direction / size, float(members.mean()))
+    weights, share_found = direction / size, float(members.mean())
+    if right is None:
+        return Mixture(unit @ weights, weights, share_found, None)
+    # not within the rounds, where every record that the model is right about would soon count as a member
+    added = _log_odds(right.to(members), members) / size
+    return Mixture(unit @ weights + added[right.long()], weights, share_found, (float(added[0]), float(added[1])))
 
 
 def _log_odds(right: Tensor, members: Tensor) -> Tensor:
-    """How much likelier a member is right, or wrong, than another record, [n]; one more of each is assumed."""
-    rates = [((some * right).sum() + 1) / (some.sum() + 2) for some in (members, 1 - members)]
-    return torch.where(right > 0, (rates[0] / rates[1]).log(), ((1 - rates[0]) / (1 - rates[1])).log())
+    """How much likelier members are wrong, and right, than others, [2]; one more of each kind is assumed."""
+    rates = torch.stack([((some * right).sum() + 1) / (some.sum() + 2) for some in (members, 1 - members)])
+    return torch.stack([1 - rates, rates]).log().diff(dim=1).neg()[:, 0]
 
 
 def _covariance(points: Tensor, centre: Tensor, weights: Tensor, shrinkage: float) -> Tensor:
