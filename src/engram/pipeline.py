@@ -23,7 +23,7 @@ from torch import Tensor
 from engram.attacks.reconstruction import Attack, Reconstruction
 from engram.core import files
 from engram.core.errors import ConfigError
-from engram.core.loop import Budget, Observer, Snapshots, Solution, run
+from engram.core.loop import BAD_STATE, Budget, Observer, Snapshots, Solution, run
 from engram.core.runs import MetricsLog, RunDirectory, require_free, versions
 from engram.data.choice import DataChoice
 from engram.data.sets import ImageSet, Split, centred
@@ -150,7 +150,12 @@ def attack(
         observed.append(MetricsLog(RunDirectory(directory).metrics, every=max(1, chosen.total_steps // 1000)))
         _record(directory, chosen, model, None)
     solution = run(chosen, budget, snapshots=snapshots, resume=resume, observers=observed)
-    found = chosen.reconstruction(solution.state)
+    try:
+        found = chosen.reconstruction(solution.state)
+    except BAD_STATE as error:
+        if snapshots is None or not resume:
+            raise
+        raise snapshots.damaged(error) from error  # no step looked at what the file contains
     if directory is not None:
         _record(directory, chosen, model, solution)
         solution.require_finite()

@@ -11,10 +11,12 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import torch
 
 from engram.attacks.engine.dense import Engine
+from engram.attacks.reconstruction import Reconstruction
 from engram.attacks.settings import EngineSettings
-from engram.auditing.watch import Watcher, serve
+from engram.auditing.watch import Watcher, live_page, serve
 from engram.cli.reconstruct import view
 from engram.core.errors import CheckpointError, ConfigError
 from engram.core.files import write_tensors
@@ -132,3 +134,37 @@ def test_the_browser_view_is_for_this_machine_only(running: Path) -> None:
             pass
     with pytest.raises(ConfigError, match=f"--port {port} can't be used"):
         serve(Watcher(running), port=port, every=1.0, started=lambda _: None)
+
+
+def test_numbers_of_any_size_and_in_any_order_are_drawn(running: Path) -> None:
+    lines = [
+        {"step": 2**63, "loss": 1.0},
+        {"step": 3, "loss": 2.0, "margin": 10**400},
+        {"step": 10**400, "loss": 1.0},
+    ]
+    (running / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    status = Watcher(running).look()
+    assert [step for step, _ in status.losses] == [3, 2**63]
+    assert "<svg" in live_page(status, 1.0)
+
+
+def test_candidates_of_another_shape_cost_only_the_pictures(running: Path) -> None:
+    Reconstruction(torch.rand(4, 625), torch.ones(4), torch.zeros(4).long()).save(
+        running / "reconstruction.safetensors"
+    )
+    status = Watcher(running).look()
+    assert status.images is None
+    assert "images of another shape than the model takes" in str(status.note)
+
+
+def test_a_damaged_snapshot_of_a_finished_run_is_named(running: Path) -> None:
+    """Nothing is left to do, so no step looks at what it contains."""
+    made = network(625, 40, 1)
+    settings = EngineSettings(candidates=8, steps=10, restarts=2, prior=0.5)
+    engine = Engine(AttackerView(made, SHAPE, Binary()), settings)
+    attack(engine, directory=running, resume=True)
+    snapshots = Snapshots(path=running / "snapshot.safetensors")
+    position, state = snapshots.load(engine.fingerprint())
+    snapshots.save(position, {**state, "start_length": torch.tensor(0)})
+    with pytest.raises(CheckpointError, match="is damaged: division by zero; start again in another directory"):
+        attack(engine, directory=running, resume=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from operator import itemgetter
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -131,7 +131,10 @@ class Watcher:
     def _reconstruction(self, source: Path) -> Reconstruction:
         assert self._attack is not None
         if source == RunDirectory(self.run).reconstruction:
-            return Reconstruction.load(source)
+            found = Reconstruction.load(source)
+            if tuple(found.images.shape[1:]) != tuple(self._attack.view.input_shape):
+                raise CheckpointError(f"{source} has images of another shape than the model takes; write it again")
+            return found
         snapshots = Snapshots(path=source)
         _, state = snapshots.load(self._attack.fingerprint())
         try:
@@ -151,13 +154,18 @@ def _best(found: Reconstruction, count: int) -> tuple[Tensor, tuple[str, ...]]:
     return stretched(found.shown[order].to(torch.float32)), tuple(captions)
 
 
+MOST = 1e100
+"""No step, loss or other metric of a run is larger; a damaged file may say otherwise."""
+
+
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a metrics file; one that is still being written is left for the next time."""
+    """The complete lines of a metrics file, by step; one that is still being written is left for the next time."""
     rows = [
-        {name: value for name, value in row.items() if type(value) in (int, float) and math.isfinite(value)}
+        # written so that NaN fails, and a number of any size does not overflow
+        {name: value for name, value in row.items() if type(value) in (int, float) and -MOST < value < MOST}
         for row in files.read_json_lines(path)
     ]
-    return [row for row in rows if type(row.get("step")) is int and "loss" in row]
+    return sorted((row for row in rows if type(row.get("step")) is int and "loss" in row), key=itemgetter("step"))
 
 
 def _thinned(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
