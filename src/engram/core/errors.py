@@ -120,11 +120,15 @@ def machine_memory() -> int:
 
 
 def require_memory(needed: int, argument: str, got: object, cure: str) -> None:
-    """Refuse what this machine's memory can't hold, before anything is allocated."""
+    """Refuse what this machine's memory can't hold, before anything is allocated.
+
+    >>> require_memory(10**400, "widths", 10**200, "give smaller ones")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    engram.core.errors.ConfigError: widths needs more than 10^18 GB of the ... GB here, got 1...0; give smaller ones
+    """
     there = machine_memory()
-    require(
-        needed <= there, argument, f"needs {needed / 1e9:,.1f} GB of the {there / 1e9:,.1f} GB here", got, cure
-    )
+    asked = f"{needed / 1e9:,.1f}" if needed < 10**27 else "more than 10^18"  # an int may be too large for a float
+    require(needed <= there, argument, f"needs {asked} GB of the {there / 1e9:,.1f} GB here", got, cure)
 
 
 def require_jobs(jobs: int) -> int:
