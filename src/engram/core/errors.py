@@ -122,9 +122,9 @@ def machine_memory() -> int:
 def require_memory(needed: int, argument: str, got: object, cure: str) -> None:
     """Refuse what this machine's memory can't hold, before anything is allocated.
 
-    >>> require_memory(10**400, "widths", 10**200, "give smaller ones")  # doctest: +ELLIPSIS
+    >>> require_memory(10**400, "widths", 10**200, "give less")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    engram.core.errors.ConfigError: widths needs more than 10^18 GB of the ... GB here, got 1...0; give smaller ones
+    engram.core.errors.ConfigError: widths needs more than 10^18 GB of the ... GB here, got 1...0; give less
     """
     there = machine_memory()
     asked = f"{needed / 1e9:,.1f}" if needed < 10**27 else "more than 10^18"  # an int may be too large for a float
