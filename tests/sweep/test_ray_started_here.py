@@ -17,6 +17,7 @@ ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'engram[ra
 import engram  # noqa: E402
 from engram.data.choice import DataChoice  # noqa: E402
 from engram.members import pool as pools  # noqa: E402
+from engram.members.scores import in_process  # noqa: E402
 from engram.sweep.ray_tasks import RayChunks  # noqa: E402
 from tests.defences.cases import CLASSES  # noqa: E402
 from tests.members.test_chunks import model, sets  # noqa: E402
@@ -33,7 +34,7 @@ def cluster() -> Iterator[RayChunks]:
 
 def test_chunks_of_records(cluster: RayChunks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "CHUNK", 20)
-    alone, found = (engram.membership(model(), *sets(), batch=8, **how) for how in ({}, {"run": cluster}))
+    alone, found = (engram.membership(model(), *sets(), batch=8, run=how) for how in (in_process, cluster))
     torch.testing.assert_close(found.train, alone.train, rtol=1e-3, atol=1e-3)
 
 
