@@ -127,8 +127,7 @@ def test_ones_own_training_is_compared(embeddings: str) -> None:
     table = engram.defend(own, *centred, only="none,early", seconds=0)
     assert seen == ["none", "early"]
     means = table.means()
-    # not the rate without a false alarm, which hangs on the one highest control
-    assert means["none"].auc > means["early"].auc
+    assert means["none"].members > means["early"].members
     with pytest.raises(ConfigError, match="needs train and held_out"):
         engram.defend(own, only="none")
     with pytest.raises(ConfigError, match="seeds, jobs can't be used"):

@@ -7,8 +7,12 @@ import torch
 from torch import Tensor
 
 from engram.members.kkt import with_boundaries
-from engram.members.scores import combine
+from engram.members.membership import margin_of
+from engram.members.pool import Pool
+from engram.members.scores import combine, score_layers
+from engram.models.tasks import Multiclass
 from engram.scoring.curves import roc
+from tests.defences.cases import CLASSES, samples, trained
 
 
 def drawn(shifts: tuple[float, ...], *, n: int = 500, members: int = 250, seed: int = 0) -> Tensor:
@@ -40,6 +44,20 @@ def test_scales_do_not_matter() -> None:
     scores = drawn((3.0, 1.0))
     scaled = combine(scores * torch.tensor([1000.0, 0.001], dtype=torch.float64))
     torch.testing.assert_close(scaled.scores, combine(scores).scores, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_others_that_are_not_around_zero_are_not_taken_for_members(seed: int) -> None:
+    """A small network of four classes, asked about 60 members and 200 controls."""
+    train, held_out = samples(60, 1), samples(200, 2)
+    mean = train[0].mean(0)
+    pool = Pool.of((train[0] - mean, train[1]), (held_out[0] - mean, held_out[1]))
+    found = score_layers(trained(train, seed, epochs=100).eval(), pool, margin_of(Multiclass(CLASSES)))
+    scores = torch.stack([one.double() for one in found.scores.values()], 1)
+    assert float(scores[60:].mean(0).abs().max()) > 1
+    mixture = combine(scores)
+    assert roc(mixture.scores[:60], mixture.scores[60:]).auc > 0.8
+    assert mixture.share < 0.5
 
 
 def test_nothing_is_found_where_nobody_was_in_training() -> None:

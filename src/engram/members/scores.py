@@ -45,6 +45,9 @@ from engram.members.pool import Pool
 ROUNDS = 30
 SHRINKAGE = 0.1
 """How far covariances are drawn to their diagonal, and further by the number of scores per record of the pool."""
+EVERYONE = 0.9
+"""A pool has controls. Where more than this share of it would be members, the others are not around zero, as on small
+networks of few classes: then their mean is found too."""
 SURENESS = 3.0
 """How steeply the first guess at who is a member follows the sum of the scores."""
 
@@ -77,6 +80,13 @@ def combine(scores: Tensor, centred: Tensor | None = None, right: Tensor | None 
     True
     """
     known = torch.ones(scores.shape[1], dtype=torch.bool) if centred is None else centred
+    found = _mixture(scores, known, right)
+    if found.share > EVERYONE and bool(known.any()):
+        return _mixture(scores, torch.zeros_like(known), right)
+    return found
+
+
+def _mixture(scores: Tensor, known: Tensor, right: Tensor | None) -> Mixture:
     unit = scores / scores.std(0).clamp(min=1e-12)
     unit = torch.where(known, unit, unit - unit.median(0).values)
     direction = unit.mean(0).clamp(min=0)
