@@ -46,8 +46,8 @@ ROUNDS = 30
 SHRINKAGE = 0.1
 """How far covariances are drawn to their diagonal, and further by the number of scores per record of the pool."""
 EVERYONE = 0.9
-"""A pool has controls. Where more than this share of it would be members, the others are not around zero, as on small
-networks of few classes: then their mean is found too."""
+"""A pool has controls. Where more than this share of it would be members, the others are not around zero, as on
+small networks of few classes: then their mean is found too."""
 SURENESS = 3.0
 """How steeply the first guess at who is a member follows the sum of the scores."""
 
