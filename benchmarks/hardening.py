@@ -4,7 +4,8 @@
     python -m benchmarks.hardening --ladder --targets cifar --seeds 1
 
 `gate` is the demo's classifier of 50 faces, `cifar` an ordinary ten-class MLP of 500 images trained with Adam,
-`head` a head on 100 embeddings.
+`cnn` the CNN with batch norm of `engram defend` (no images come back from it, so ask about members alone:
+--long 0), `head` a head on 100 embeddings.
 Each is mended by `engram.harden` with its default wish; then the mended model is attacked once more, for --long
 seconds (0 for not at all). Prints before and after for every seed, and writes both as JSON. A run that was killed
 continues.
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import engram
 from benchmarks.membership import DATA
@@ -39,7 +41,7 @@ from engram.training.presets import GATE
 PUBLIC, CONTROLS = 500, 1000
 
 
-def target(name: str, seed: int, root: Path) -> tuple[Model, ImageSet, ImageSet, ImageSet | None]:
+def target(name: str, seed: int, root: Path) -> tuple[nn.Module | Model, ImageSet, ImageSet, ImageSet | None]:
     """The model, its training records, held-out records, and public ones where there are enough."""
     if name == "gate":
         choice = replace(GATE.data, seed=seed)
@@ -51,10 +53,19 @@ def target(name: str, seed: int, root: Path) -> tuple[Model, ImageSet, ImageSet,
     script = SCRIPTS["adam"]
     choice = engram.DataChoice(name="cifar10", labels=script.labels, n=script.n, seed=seed)
     data = choice.load(root, held_out=PUBLIC + CONTROLS)
-    network = script.trained(data.train.images - data.mean, data.train.labels, seed)
     order = torch.randperm(PUBLIC + CONTROLS, generator=torch.Generator().manual_seed(seed))
     public, control = (data.held_out.take(some.sort().values) for some in (order[:PUBLIC], order[PUBLIC:]))
-    return dict(network.state_dict()), data.train, control, public
+    inputs, labels = data.train.images - data.mean, data.train.labels
+    if name == "cnn":
+        return as_defended("cnn", inputs, labels, seed), data.train, control, public
+    return dict(script.trained(inputs, labels, seed).state_dict()), data.train, control, public
+
+
+def as_defended(name: str, inputs: torch.Tensor, labels: torch.Tensor, seed: int) -> nn.Module:
+    """A target of `engram defend` without a defence, ten classes."""
+    scenario = SCENARIOS[name]
+    start = scenario.network(tuple(inputs.shape[1:]), 10, DEFENCES["none"], seed).train()
+    return fitted(start, inputs, labels, Multiclass(10), replace(scenario.fit, seed=seed)).eval()
 
 
 def head(seed: int, root: Path) -> tuple[Model, ImageSet, ImageSet, None]:
@@ -64,10 +75,7 @@ def head(seed: int, root: Path) -> tuple[Model, ImageSet, ImageSet, None]:
     vectors = embeddings(torch.cat([one.images for one in both]), Path("runs/membership/embeddings.safetensors"))
     known = ImageSet(vectors, torch.cat([one.labels for one in both]), "embeddings", images.train.classes)
     data = split(known, 100, held_out=300, seed=seed)
-    scenario, task = SCENARIOS["head"], Multiclass(10)
-    start = scenario.network(data.train.shape, 10, DEFENCES["none"], seed).train()
-    fit = replace(scenario.fit, seed=seed)
-    network = fitted(start, data.train.images - data.mean, data.train.labels, task, fit)
+    network = as_defended("head", data.train.images - data.mean, data.train.labels, seed)
     return dict(network.state_dict()), data.train, data.held_out, None
 
 

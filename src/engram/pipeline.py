@@ -12,8 +12,10 @@ can be resumed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import cast
 
@@ -23,7 +25,8 @@ from torch import Tensor
 from engram.attacks.reconstruction import Attack, Reconstruction
 from engram.core import files
 from engram.core.errors import ConfigError
-from engram.core.loop import BAD_STATE, Budget, Observer, Snapshots, Solution, run
+from engram.core.loop import BAD_STATE, Budget, Observer, Snapshots, Solution, StopReason, run
+from engram.core.processes import Elsewhere, in_processes, sharing_threads
 from engram.core.runs import MetricsLog, RunDirectory, require_free, versions
 from engram.data.choice import DataChoice
 from engram.data.sets import ImageSet, Split, centred
@@ -137,11 +140,13 @@ def attack(
     resume: bool = False,
     snapshot_every: float = 20.0,
     observers: Sequence[Observer] = (),
+    elsewhere: Elsewhere | None = None,
 ) -> tuple[Reconstruction, Solution]:
-    """Reconstruct training images from the attack's view alone. `model` is only the name for run.json."""
-    given = seconds or getattr(chosen.settings, "seconds", None)
-    limit = None if given is None else (1 - chosen.closing) * given
-    budget = Budget(steps=chosen.total_steps, seconds=limit)
+    """Reconstruct training images from the attack's view alone. `model` is only the name for run.json.
+
+    What an attack leaves to other processes (`Attack.others`) runs `elsewhere`: by default on this machine.
+    """
+    budget = _budget(chosen, seconds)
     observed, snapshots = list(observers), None
     if directory is not None:
         snapshots = _prepared(directory, resume, snapshot_every)
@@ -149,7 +154,16 @@ def attack(
             snapshots.load(chosen.fingerprint())  # refuse another run's snapshot before replacing its run.json
         observed.append(MetricsLog(RunDirectory(directory).metrics, every=max(1, chosen.total_steps // 1000)))
         _record(directory, chosen, model, None)
-    solution = run(chosen, budget, snapshots=snapshots, resume=resume, observers=observed)
+    with sharing_threads(1 + len(chosen.others)) as threads:
+        begin = in_processes(threads) if elsewhere is None else elsewhere
+        kept = directory if elsewhere is None else None  # other machines may not have it
+        wanted = [
+            (number, other, seconds, None if kept is None else kept / "starts" / str(number), resume, time.time())
+            for number, other in enumerate(chosen.others, start=1)
+        ]
+        others = begin(run_part, wanted) if wanted else iter(())
+        solution = run(chosen, budget, snapshots=snapshots, resume=resume, observers=observed)
+        solution = _joined(chosen, [solution, *(one for _, one in sorted(others, key=itemgetter(0)))])
     try:
         found = chosen.reconstruction(solution.state)
     except BAD_STATE as error:
@@ -161,6 +175,40 @@ def attack(
         solution.require_finite()
         found.save(RunDirectory(directory).reconstruction)
     return found, solution
+
+
+def run_part(
+    number: int, part: Attack, seconds: float | None, directory: Path | None, resume: bool, since: float
+) -> tuple[int, Solution]:
+    """Part `number` of an attack, which another process makes; `since` is when the attack began, by the clock."""
+    part.begun(max(0.0, time.time() - since))
+    snapshots = None
+    if directory is not None:
+        files.prepare_directory(directory)
+        snapshots = Snapshots(path=RunDirectory(directory).snapshot)
+    return number, run(part, _budget(part, seconds), snapshots=snapshots, resume=resume)
+
+
+def _budget(chosen: Attack, seconds: float | None) -> Budget:
+    given = seconds or getattr(chosen.settings, "seconds", None)
+    limit = None if given is None else (1 - chosen.closing) * given
+    return Budget(steps=chosen.total_steps, seconds=limit)
+
+
+def _joined(chosen: Attack, parts: list[Solution]) -> Solution:
+    """The outcome of an attack that several processes made; one that diverged stands for all."""
+    first = parts[0]
+    diverged = next((one for one in parts if one.reason is StopReason.DIVERGED), None)
+    if len(parts) == 1 or diverged is not None:
+        return diverged or first
+    steps = sum(one.steps for one in parts)
+    return replace(
+        first,
+        state=chosen.joined([one.state for one in parts]),
+        steps=steps,
+        seconds=max(one.seconds for one in parts),
+        message=f"{first.reason.value} after {steps:,} steps in {len(parts)} processes, loss {first.loss:.3g}",
+    )
 
 
 def compare(

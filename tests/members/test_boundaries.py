@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engram.auditing.examine import examine
-from engram.auditing.inspect import describe
+from engram.auditing.inspect import describe, examine
 from engram.auditing.verdict import judge
 from engram.core.errors import ConfigError
 from engram.members.kkt import ON_BOUNDARY, boundaries, dense_part, membership_tests

@@ -6,18 +6,24 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # Ray's future default, which it warns about
 ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'engram[ray]'")
 
+from engram.attacks.registry import make_attack  # noqa: E402
+from engram.attacks.settings import EngineSettings  # noqa: E402
 from engram.core.errors import ConfigError  # noqa: E402
 from engram.core.runs import read_index  # noqa: E402
-from engram.sweep.ray_tasks import RayTasks  # noqa: E402
+from engram.pipeline import attack  # noqa: E402
+from engram.sweep.ray_tasks import RayTasks, on_cluster  # noqa: E402
 from engram.sweep.summary import conclude  # noqa: E402
 from engram.sweep.sweep import drive  # noqa: E402
 from tests.sweep import small  # noqa: E402
@@ -65,6 +71,18 @@ def test_losing_a_node_loses_no_result(cluster: Any, tmp_path: Path) -> None:
     assert before.items() <= after.items(), "a finished trial was run again"
     assert len(after) == TRIALS
     small.assert_same_pool(tmp_path / "whole", home)
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own warnings
+def test_the_starts_of_one_attack_on_a_cluster(cluster: Any) -> None:
+    settings = EngineSettings(candidates=6, steps=12, restarts=3)
+    whole, _ = attack(make_attack(small.view(), settings=settings))
+    there = partial(on_cluster, cluster.address)
+    found, _ = attack(make_attack(small.view(), settings=replace(settings, jobs=2)), elsewhere=there)
+    assert found.scores is not None
+    assert whole.scores is not None
+    assert torch.equal(found.images, whole.images)
+    assert torch.equal(found.scores, whole.scores)
 
 
 def test_an_unreachable_cluster_is_named() -> None:

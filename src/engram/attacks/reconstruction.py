@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,19 @@ class Attack(ViewIteration):
 
     @abstractmethod
     def step(self, state: State) -> Metrics: ...
+
+    @property
+    def others(self) -> Sequence[Attack]:
+        """The parts of this attack that other processes make, beside the one that this object makes."""
+        return ()
+
+    def begun(self, seconds: float) -> None:
+        """Count time that passed before the attack began, in another process, against a time limit."""
+
+    def joined(self, states: Sequence[State]) -> State:
+        """The state of the whole attack from its own and those of the `others`, in that order."""
+        (state,) = states
+        return state
 
     @abstractmethod
     def hint(self) -> str:

@@ -85,8 +85,8 @@ def choose_settings(recipe: str, task: Task, given: Mapping[str, Any], *, known:
 
 
 def setting_names(recipe: str) -> tuple[str, ...]:
-    """The settings that can be chosen by name; the seed has its own option."""
-    return tuple(field.name for field in fields(RECIPES[recipe]) if field.name != "seed")
+    """The settings that can be chosen by name; seed and jobs have their own options."""
+    return tuple(field.name for field in fields(RECIPES[recipe]) if field.name not in ("seed", "jobs"))
 
 
 def parse_setting(recipe: str, text: str) -> tuple[str, Any]:

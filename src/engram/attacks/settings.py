@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from engram.core.errors import require, require_numbers
+from engram.core.errors import require, require_jobs, require_numbers
 from engram.models.tasks import Task
 
 
@@ -16,7 +16,8 @@ class EngineSettings:
     """No tuning needed: None means derived from the weights.
 
     `steps` for each of `restarts` independent starts; all their candidates are pooled. With `seconds`, a budget,
-    both are upper limits: each start gets its length when it begins, so that the starts fill the time.
+    both are upper limits: each start gets its length when it begins, so that the starts fill the time. `jobs`
+    processes make the starts, process j of them j, j + jobs, ...; a start depends on seed and number alone.
     `prior` is the strength of total variation, 0 for none; None means `PRIORS` in turn, or with more than two
     classes `CLASSES_PRIOR`, to which the strength falls over a start. For tables whose columns are named it is the
     strength with which one-hot values are pulled to 0 and 1; None means `CORNERS_PRIOR`.
@@ -30,6 +31,7 @@ class EngineSettings:
     candidates: int | None = None
     steps: int = 500
     restarts: int = 4
+    jobs: int = 1
     seconds: float | None = None
     prior: float | None = None
     ridge: float = 0.01
@@ -42,6 +44,7 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         require_numbers(self)
+        require_jobs(self.jobs)
         for name in ("steps", "restarts", "ridge", "metric_every", "memory"):
             require(getattr(self, name) > 0, name, "must be positive", getattr(self, name))
         for name in ("margin_weight", "margin_tolerance"):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from engram.attacks.inversion import InversionSettings, first_layer_images, invert
 from engram.attacks.reconstruction import Reconstruction
-from engram.auditing.examine import Examination, examine
+from engram.auditing.inspect import Examination, examine
 from engram.core.errors import require
 from engram.core.files import aligned
 from engram.core.loop import Progress, by_steps, silent

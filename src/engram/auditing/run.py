@@ -34,6 +34,7 @@ from engram.auditing.record import AttackSummary, AuditRecord, Illustration, Tim
 from engram.auditing.verdict import decide, judge
 from engram.core.errors import ConfigError, require
 from engram.core.loop import Progress, by_share, silent
+from engram.core.processes import Elsewhere
 from engram.core.runs import versions
 from engram.data.sets import ImageSet, Split
 from engram.members.kkt import dense_part
@@ -221,10 +222,11 @@ def run_audit(
     command: str | None = None,
     doubts: tuple[str, ...] = (),
     pictures: Callable[[Comparison], Illustration | None] | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> AuditRecord:
     """Audit with the chosen attack; with a directory, write the report and its files there.
 
-    `pictures` illustrates embeddings that came back.
+    `pictures` illustrates embeddings that came back; `elsewhere` is where the attack's other processes run.
     """
     started = time.monotonic()
     view = chosen.view.to("cpu")
@@ -242,6 +244,7 @@ def run_audit(
         resume=resume,
         snapshot_every=snapshot_every,
         observers=[by_share(progress, "attacking", chosen.share_done), timeline],
+        elsewhere=elsewhere,
     )
     solution.require_finite()
     spent = float(solution.state.get("step_seconds", solution.seconds))

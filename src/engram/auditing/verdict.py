@@ -13,8 +13,7 @@ from torch import Tensor
 
 from engram.attacks.reconstruction import Reconstruction
 from engram.auditing.comparison import LIKELY, SURE, BlindView, Comparison, deciding_threshold
-from engram.auditing.examine import RECOGNISED, Examination
-from engram.auditing.inspect import Description
+from engram.auditing.inspect import RECOGNISED, Description, Examination
 from engram.models.networks import Network
 from engram.models.view import AttackerView
 from engram.scoring.report import ScoreReport

@@ -11,8 +11,9 @@ import typer
 
 from engram.cli import options as opt
 from engram.cli.data import ColumnsOrData, loaded_records, with_columns
-from engram.cli.membership import ask
+from engram.cli.membership import ask, chosen_runner
 from engram.cli.options import progress_bar, remember, remembered
+from engram.cli.reconstruct import Jobs, Ray, chosen_place
 from engram.cli.report import DOUBT_EXIT_CODE, LEAK_EXIT_CODE, apply_policy, chosen_policy
 from engram.cli.score import show_report, write_pairs
 
@@ -59,6 +60,8 @@ def audit(
     held_out_n: opt.HeldOutNumber = None,
     mean: opt.Mean = "auto",
     budget: opt.Time = None,
+    jobs: Jobs = None,
+    ray: Ray = None,
     baselines: Annotated[
         str,
         typer.Option("--baselines", help="Model inversion and raw weights for comparison: none, quick or full."),
@@ -105,7 +108,13 @@ def audit(
     compared, doubted = chosen_data(model, view, given)
     view = with_columns(view, given["columns"], None if compared is None else compared.train)
     seconds = None if budget is None else opt.parse_seconds(budget)
-    chosen = make_attack(view.to(opt.check_device(device)), budget=seconds, resume_from=out if resume else None)
+    elsewhere = chosen_place(jobs, ray, device)
+    chosen = make_attack(
+        view.to(opt.check_device(device)),
+        settings={} if jobs is None else {"jobs": jobs},
+        budget=seconds,
+        resume_from=out if resume else None,
+    )
     remember(given, out, resume=resume)
     opt.show_notes(view)
     with progress_bar() as progress:
@@ -121,6 +130,7 @@ def audit(
             progress=progress,
             command=opt.command_line(out, resume=resume),
             doubts=doubted,
+            elsewhere=elsewhere,
         )
     show(record, out)
     if gate is not None:
@@ -158,7 +168,8 @@ def readable_or_asked(
         raise ConfigError(f"{model} can only be audited for membership ({view}); give --data and --held-out")
     typer.echo(f"Only membership is audited: images can't be reconstructed, because {view}.")
     asked = {**given, "input_shape": None}
-    return ask(module, records, name=str(model), given=asked, out=out, device=device, not_tried=view)
+    with chosen_runner(given["jobs"] or 1, given["ray"], device) as run:
+        return ask(module, records, name=str(model), given=asked, out=out, device=device, run=run, not_tried=view)
 
 
 def show(record: AuditRecord, out: Path) -> None:

@@ -17,8 +17,7 @@ from engram.cli.options import progress_bar
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from engram.auditing.examine import Examination
-    from engram.auditing.inspect import Description, LayerDescription, Spectrum
+    from engram.auditing.inspect import Description, Examination, LayerDescription, Spectrum
     from engram.auditing.verdict import Verdict
     from engram.models.networks import Network
     from engram.models.view import AttackerView
@@ -66,8 +65,7 @@ def inspect(
     --with-data: also margins, KKT gap and the best possible reconstruction of every training sample. The keys of
     the JSON are in docs/inspect.md.
     """
-    from engram.auditing.examine import examine
-    from engram.auditing.inspect import describe
+    from engram.auditing.inspect import describe, examine
     from engram.auditing.verdict import inspection_record, judge
     from engram.core.errors import ConfigError, require
     from engram.members.kkt import dense_part
@@ -201,7 +199,7 @@ def write_figure(
     title: str,
 ) -> None:
     """The spectrum, and with samples their ceiling, margins and duals; the kernels of a first convolution."""
-    from engram.auditing.examine import RECOGNISED
+    from engram.auditing.inspect import RECOGNISED
     from engram.core.files import write_bytes
     from engram.render.figures import SamplesPanel, SpectrumPanel, inspection_figure, kernels_figure
 

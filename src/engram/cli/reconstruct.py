@@ -18,14 +18,30 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engram.auditing.watch import Status
+    from engram.core.processes import Elsewhere
     from engram.models.tasks import Task
 
 EXAMPLES = (
     "Examples: engram reconstruct model.pt --input-shape 3x32x32 -o runs/audit; "
+    "engram reconstruct model.pt --input-shape 3x32x32 --budget 10m --jobs 4 -o runs/long; "
     "engram reconstruct runs/gate --recipe haim2022 --candidates 100 --steps 3000 -o runs/published; "
     "engram reconstruct runs/gate --recipe haim2022 --set lr_images=0.1 --set relu_slope=50 -o runs/slope; "
     "engram reconstruct runs/five --recipe buzaglo2023 --budget 1h -o runs/classes"
 )
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "-j",
+        "--jobs",
+        min=1,
+        help="Processes that make the engine's starts side by side, 1 by default; the pooled result is the same. "
+        "A resumed run keeps its number.",
+    ),
+]
+Ray = Annotated[
+    str | None,
+    typer.Option("--ray", help="Make all but one of the --jobs on a Ray cluster: auto, HOST:PORT, or local."),
+]
 ENGINE, PUBLISHED = "engine only", "haim2022 and buzaglo2023 only"
 
 
@@ -80,6 +96,8 @@ def reconstruct(
             rich_help_panel=ENGINE,
         ),
     ] = None,
+    jobs: Jobs = None,
+    ray: Ray = None,
     known: Annotated[
         str | None,
         typer.Option(
@@ -100,6 +118,7 @@ def reconstruct(
     given = remembered(context, out, resume=resume)
     view = with_columns(opt.opened_view(model, given), given["columns"])
     seconds = None if budget is None else opt.parse_seconds(budget)
+    elsewhere = chosen_place(jobs, ray, device)
     chosen = make_attack(
         view.to(opt.check_device(device)),
         given["recipe"],
@@ -118,6 +137,7 @@ def reconstruct(
             resume=resume,
             snapshot_every=snapshot_every,
             observers=[by_share(progress, "reconstructing", chosen.share_done)],
+            elsewhere=elsewhere,
         )
     typer.echo(f"{len(found)} candidates from {view.network.name}: {solution.message}, {solution.seconds:.0f} s")
     if found.has_confidence:
@@ -126,6 +146,25 @@ def reconstruct(
             f"judged without any data: {sure} of them show a training image at 90 % confidence, {likely} at 50 %"
         )
     typer.echo(f"wrote {out}; compare with your data: engram score {out} --data ... -n ...")
+
+
+def chosen_place(jobs: int | None, ray: str | None, device: str) -> Elsewhere | None:
+    """Where the processes of --jobs run; None for this machine."""
+    from engram.core.errors import ConfigError, require_jobs
+
+    if jobs is not None and ray is None:
+        require_jobs(jobs)
+    if jobs is not None and jobs > 1 and device != "cpu":
+        raise ConfigError(f"--jobs splits the work between processors, but --device is {device}; leave one out")
+    if ray is None:
+        return None
+    if jobs is None or jobs == 1:
+        raise ConfigError("--ray has nothing to do without --jobs; say how many processes with --jobs N")
+    from functools import partial
+
+    from engram.sweep.ray_tasks import on_cluster
+
+    return partial(on_cluster, ray)
 
 
 def _settings(given: dict[str, Any], task: Task) -> dict[str, Any]:
@@ -138,7 +177,7 @@ def _settings(given: dict[str, Any], task: Task) -> dict[str, Any]:
     recipe = given["recipe"] or "engine"
     require(recipe in RECIPES, "--recipe", f"must be one of {', '.join(RECIPES)}", recipe)
     chosen = {name: given[name] for name in ("candidates", "steps", "seed", "dtype") if given[name] is not None}
-    only = {"--restarts": given["restarts"], "--prior": given["prior"], "--memory": given["memory"]}
+    only = {f"--{name}": given[name] for name in ("restarts", "prior", "memory", "jobs", "ray")}
     if recipe != "engine":
         if stray := [name for name, value in only.items() if value is not None]:
             raise ConfigError(f"{', '.join(stray)} can't be used with --recipe {recipe}; leave it out")
@@ -147,6 +186,7 @@ def _settings(given: dict[str, Any], task: Task) -> dict[str, Any]:
             raise ConfigError("--settings can't be used with --recipe engine; leave it out")
         parsed = {
             "restarts": given["restarts"],
+            "jobs": given["jobs"],
             "prior": _prior(given["prior"]),
             "memory": None if given["memory"] is None else opt.parse_bytes(given["memory"]),
         }

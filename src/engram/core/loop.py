@@ -242,6 +242,10 @@ class Stopwatch:
         self._since = now
         return seconds
 
+    def begun(self, seconds: float) -> None:
+        """Start it so many seconds ago."""
+        self._since = time.monotonic() - seconds
+
 
 @dataclass(eq=False)
 class StepClock:

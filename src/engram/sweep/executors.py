@@ -7,10 +7,6 @@ sweep into steps per trial, by measuring the cost of a step where the trials wil
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -22,6 +18,7 @@ import torch
 
 from engram.attacks.registry import choose_settings
 from engram.core.errors import ConfigError, EngramError, require, require_jobs
+from engram.core.processes import SPAWNED, become_worker, cause, threads_each
 from engram.models.networks import Network
 from engram.models.view import AttackerView
 from engram.sweep.space import SweepSpec
@@ -85,10 +82,6 @@ class InProcess:
         self._waiting.clear()
 
 
-# Spawned, not forked: a forked child inherits the locks of threads that it does not have.
-_CONTEXT = multiprocessing.get_context("spawn")
-
-
 @dataclass(eq=False)
 class _Worker:
     """A child process, the pipe to it, and what it is doing."""
@@ -145,8 +138,8 @@ class Processes:
         self._workers.clear()
 
     def _started(self) -> _Worker:
-        ours, theirs = _CONTEXT.Pipe()
-        process = _CONTEXT.Process(target=_serve, args=(theirs, self._threads), daemon=True)
+        ours, theirs = SPAWNED.Pipe()
+        process = SPAWNED.Process(target=_serve, args=(theirs, self._threads), daemon=True)
         process.start()
         theirs.close()  # so that the pipe closes when the child ends
         return _Worker(process, ours)
@@ -163,53 +156,26 @@ class Processes:
             outcome: Ended = worker.pipe.recv()
         except (EOFError, OSError):
             worker.process.join()
-            cause = _cause(worker.process.exitcode)
+            reason = cause(worker.process.exitcode)
             worker.pipe.close()
             fresh = self._started()
             worker.process, worker.pipe = fresh.process, fresh.pipe
             if worker.attempts >= ATTEMPTS:
-                return lost(worker.attempts, cause)
+                return lost(worker.attempts, reason)
             self._send(worker)
             return None
         return outcome
 
 
-def threads_each(total: int, jobs: int) -> int:
-    """Threads per worker, so that all of them together use no more than this process would.
-
-    >>> threads_each(8, 3), threads_each(2, 4)
-    (2, 1)
-    """
-    return max(1, total // jobs)
-
-
-def _cause(exitcode: int) -> str:
-    """
-    >>> _cause(-9), _cause(3)
-    ('SIGKILL', 'exit code 3')
-    """
-    return signal.Signals(-exitcode).name if exitcode < 0 else f"exit code {exitcode}"
-
-
 def _serve(pipe: Connection, threads: int) -> None:
     """The child process: runs orders until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(threads)  # this process is ours alone
+    become_worker(threads)
     while True:
         try:
             view, order = pipe.recv()
         except EOFError:
             return
         pipe.send(run_trial(view, order))
-
-
-def _end_with_parent() -> None:
-    """A killed sweep takes its workers with it; nobody would collect their results."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 WARM_UP_STEPS, MEASURED_STEPS = 2, 12

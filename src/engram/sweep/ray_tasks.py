@@ -112,11 +112,15 @@ class RayChunks:
 
 
 def on_cluster(address: str, work: Callable[..., Any], wanted: Sequence[Sequence[Any]]) -> Iterator[Any]:
-    """`work(*one)` for every one wanted, as tasks of one core; the results as they end, in any order."""
+    """`work(*one)` for every one wanted, as tasks of one core, begun at once; the results as they end, in any
+    order."""
     ray, mine = connected(address)
+    task = ray.remote(num_cpus=1, max_retries=ATTEMPTS)(_worked)
+    return _collected(ray, [task.remote(work, tuple(one)) for one in wanted], mine=mine)
+
+
+def _collected(ray: Any, waiting: list[Any], *, mine: bool) -> Iterator[Any]:
     try:
-        task = ray.remote(num_cpus=1, max_retries=ATTEMPTS)(_worked)
-        waiting = [task.remote(work, tuple(one)) for one in wanted]
         while waiting:
             done, waiting = ray.wait(waiting, num_returns=1)
             yield from map(ray.get, done)

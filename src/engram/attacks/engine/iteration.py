@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -78,6 +79,8 @@ class EngineIteration(Attack, Generic[N]):
 
     view: AttackerView[Network]
     settings: EngineSettings
+    first: int = 0
+    """The first start that this process makes; the next one is `settings.jobs` later."""
     _metric: dict[int, Metric] = field(default_factory=dict, init=False, repr=False)
     _watch: Stopwatch = field(default_factory=Stopwatch, init=False, repr=False)
 
@@ -161,14 +164,31 @@ class EngineIteration(Attack, Generic[N]):
     @property
     def total_steps(self) -> int:
         """The most steps; a run with a time limit takes as many as fit."""
-        return self.settings.restarts * self.settings.steps
+        return self._starts * self.settings.steps
+
+    @property
+    def _starts(self) -> int:
+        """How many starts this process makes, at most."""
+        return len(range(self.first, self.settings.restarts, self.settings.jobs))
+
+    @property
+    def others(self) -> list[Self]:
+        """One for each further process that has a start to make."""
+        return [replace(self, first=j) for j in range(1, min(self.settings.jobs, self.settings.restarts))]
+
+    def begun(self, seconds: float) -> None:
+        self._watch.begun(seconds)
+
+    def fingerprint(self) -> str:
+        return f"{super().fingerprint()}, from start {self.first}" if self.first else super().fingerprint()
 
     def init(self) -> State:
-        self._watch.lap()
+        before = self._watch.lap()
         like = self.scales.network.weights[0]
         labels = self._labels()
         duals = self.posed.task.equal_duals(labels, self.scales.dual)
-        opening = torch.tensor(self._watch.lap() if self.settings.seconds else 0.0, dtype=torch.float64)
+        spent = before + self._watch.lap() if self.settings.seconds else 0.0
+        opening = torch.tensor(spent, dtype=torch.float64)
         return {
             f"pool_{self.moved}": like.new_zeros(0, len(labels), *self.shape),
             "pool_duals": like.new_zeros(0, *duals.shape),
@@ -183,7 +203,8 @@ class EngineIteration(Attack, Generic[N]):
 
     def phase(self, state: State) -> Phase:
         """The place of the step that comes next."""
-        return Phase(len(state["pool_duals"]), int(state["start_step"]), int(state["start_length"]))
+        index = self.first + self.settings.jobs * len(state["pool_duals"])
+        return Phase(index, int(state["start_step"]), int(state["start_length"]))
 
     def step(self, state: State) -> Metrics:
         if self.settings.seconds is not None:
@@ -219,7 +240,7 @@ class EngineIteration(Attack, Generic[N]):
 
     def finished(self, metrics: Values) -> bool:
         """Starts that a time limit made shorter may leave steps unused."""
-        return self.settings.seconds is not None and metrics["starts"] >= self.settings.restarts
+        return self.settings.seconds is not None and metrics["starts"] >= self._starts
 
     def share_done(self, step: int, metrics: Values) -> float:
         """Of the time if it is limited, else of the steps."""
@@ -227,7 +248,7 @@ class EngineIteration(Attack, Generic[N]):
             return super().share_done(step, metrics)
         return max(
             metrics.get("seconds", 0.0) / self.settings.seconds,
-            metrics.get("starts", 0.0) / self.settings.restarts,
+            metrics.get("starts", 0.0) / self._starts,
         )
 
     def hint(self) -> str:
@@ -239,13 +260,32 @@ class EngineIteration(Attack, Generic[N]):
         found = consensus(pool, starts, self.settings.room)
         return on_background(found, self.view.pixel_range) if self.has_background else found
 
-    def pooled(self, state: State) -> tuple[Reconstruction, int]:
-        """The candidates of all finished restarts, one restart after another, and the number of restarts. The
-        current one counts if it is nearly done, or if there is no other."""
+    def joined(self, states: Sequence[State]) -> State:
+        """The pool of all processes, start after start; steps are added up."""
+        if len(states) == 1:
+            return states[0]
+        pools = [self._pool(state) for state in states]
+        places = [(place, job) for job, (_, duals) in enumerate(pools) for place in range(len(duals))]
+        state = {**states[0], "step": torch.stack([one["step"] for one in states]).sum()}
+        state["start_step"] = torch.zeros_like(
+            state["start_step"]
+        )  # what is left of a start is in the pool, or lost
+        for part, name in enumerate((self.moved, "duals")):
+            state[f"pool_{name}"] = torch.stack([pools[job][part][place] for place, job in sorted(places)])
+        return state
+
+    def _pool(self, state: State) -> tuple[Tensor, Tensor]:
+        """What is moved [R, m, ...] and the duals [R, m, ...] of the finished starts. The current one counts if it
+        is nearly done, or if there is no other."""
         moved, duals = (state[f"pool_{name}"] for name in (self.moved, "duals"))
         if len(moved) == 0 or self.phase(state).share >= NEARLY_DONE:
             moved = torch.cat([moved, state[self.moved][None]])
             duals = torch.cat([duals, state["duals"][None]])
+        return moved, duals
+
+    def pooled(self, state: State) -> tuple[Reconstruction, int]:
+        """The candidates of all finished restarts, one restart after another, and the number of restarts."""
+        moved, duals = self._pool(state)
         task, starts, pool_duals, duals = self.posed.task, len(moved), duals, duals.flatten(0, 1)
         labels = task.sample_labels(state["labels"].repeat(starts), duals)
         images = torch.cat([self.shown(*start, state["labels"]) for start in zip(moved, pool_duals, strict=True)])
@@ -300,7 +340,8 @@ class EngineIteration(Attack, Generic[N]):
         each = max(each, 1e-9)  # a coarse clock may show none
         left = (1 - self.closing) * limit - float(state["seconds"])
         longest = min(self.longest, self.settings.steps)
-        state["start_length"].fill_(next_length(within + max(0.0, left) / each, done, longest))
+        fewest = -(-2 // self.settings.jobs)
+        state["start_length"].fill_(next_length(within + max(0.0, left) / each, done, longest, fewest))
 
 
 E = TypeVar("E", bound=EngineIteration[Any])

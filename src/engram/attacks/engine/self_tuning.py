@@ -173,7 +173,7 @@ MOST_RESTARTS = 40
 
 @dataclass(frozen=True)
 class Phase:
-    """The place of a step: in which start (`index`), at `step` of `length`."""
+    """The place of a step: in which start of the whole attack (`index`), at `step` of `length`."""
 
     index: int
     step: int
@@ -189,19 +189,21 @@ class Phase:
         return self.step + 1 == self.length
 
 
-def next_length(affordable: float, done: int, longest: int = MOST_STEPS) -> int:
+def next_length(affordable: float, done: int, longest: int = MOST_STEPS, fewest: int = 2) -> int:
     """Steps of the next start if about `affordable` more steps fit into the time and `done` starts are complete.
 
-    The rest of the time is divided among as few starts as `longest` allows, but at least two in all: two short
-    starts beat one long start, since only their agreement shows what is real. A further start too short to find
-    anything would only blur that agreement, so it gets a length that it can't reach, and is dropped.
+    The rest of the time is divided among as few starts as `longest` allows, but at least `fewest` in all: two
+    short starts beat one long start, since only their agreement shows what is real. A further start too short to
+    find anything would only blur that agreement, so it gets a length that it can't reach, and is dropped.
 
     >>> next_length(600, done=0), next_length(1200, done=0), next_length(700, done=1), next_length(3, done=1)
     (300, 400, 350, 40)
     >>> next_length(150, done=2), next_length(99, done=2)
     (150, 500)
+    >>> next_length(600, done=0, fewest=1)
+    300
     """
-    if done >= 2 and affordable < WORTHWHILE:
+    if done >= fewest and affordable < WORTHWHILE:
         return longest
-    starts = min(max(math.ceil(affordable / longest), 2 - done, 1), MOST_RESTARTS)
+    starts = min(max(math.ceil(affordable / longest), fewest - done, 1), MOST_RESTARTS)
     return min(max(FEWEST_STEPS, int(affordable / starts)), longest)

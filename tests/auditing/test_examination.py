@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engram.auditing.examine import Examination, ceiling, examine
-from engram.auditing.inspect import Description, Noise, describe
+from engram.auditing.inspect import Description, Examination, Noise, ceiling, describe, examine
 from engram.auditing.verdict import inspection_record, judge
 from engram.core.errors import ConfigError
 from engram.data.choice import DataChoice
