@@ -52,6 +52,26 @@ def test_recovers_the_written_images_and_nothing_else(images: Tensor, others: Te
     assert float(best_ncc(most_confident, images).min()) > 0.8, "the most confident candidates are real"
 
 
+@pytest.mark.parametrize("prior", [0.0, 0.7])
+def test_candidates_in_chunks_give_the_same_gradients(prior: float) -> None:
+    view = AttackerView(written(), SHAPE, Binary())
+    whole, pieces = (
+        ConvEngine(view, EngineSettings(candidates=10, dtype="float64", memory=memory))
+        for memory in (4_000_000_000, 60_000)
+    )
+    assert len(whole.parts(10)) == 1
+    assert len(pieces.parts(10)) >= 3
+    state = {"images": whole.draw(1), "duals": torch.rand(10, dtype=torch.float64)}
+    state["labels"] = torch.arange(10) % 2
+    metric = whole.objective.metric(whole.latents(state["images"]), state["duals"])
+    expected, found = (engine.gradients(state, metric, prior) for engine in (whole, pieces))
+    assert found[0].keys() == expected[0].keys()
+    for name, value in expected[0].items():
+        torch.testing.assert_close(found[0][name], value)
+    torch.testing.assert_close(found[1], expected[1])
+    torch.testing.assert_close(found[2], expected[2])
+
+
 def test_only_written_images_have_their_features_in_the_row_space(images: Tensor, others: Tensor) -> None:
     problem = ConvEngine(AttackerView(written(), SHAPE, Binary()), EngineSettings()).problem
 

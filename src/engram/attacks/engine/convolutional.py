@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engram.attacks.engine.closed_form import Metric, parameters
+from engram.attacks.engine.closed_form import Metric, chunks, parameters
 from engram.attacks.engine.iteration import EngineIteration
 from engram.attacks.engine.objective import Objective, total_variation
 from engram.attacks.engine.self_tuning import (
@@ -61,6 +61,8 @@ class Problem:
     """Those of the fully-connected layers: `scales.space` is the row space over features."""
     pixel_std: float
     feature_slope: float
+    values_each: int
+    """Values that one image has before all gates and as features, which a pass back needs."""
 
     def features(self, images: Tensor) -> Tensor:
         """h(x) with soft gates, [m, features]."""
@@ -108,7 +110,8 @@ def pose(view: AttackerView[ConvNetwork], settings: EngineSettings) -> Problem:
         slope=SOFTNESS / float(excited.std().clamp(min=1e-12)),
         dual=float(parameters(reduced, 0).square().sum()) / (margin * candidates),
     )
-    return Problem(network, scales, pixel_std, SOFTNESS / _spread_before_gates(network, probes))
+    spread, values = _before_gates(network, probes)
+    return Problem(network, scales, pixel_std, SOFTNESS / spread, values + features.shape[1])
 
 
 def live_neurons(head: DenseNetwork) -> DenseNetwork:
@@ -142,16 +145,40 @@ def smooth_noise(count: int, shape: tuple[int, ...], std: float, seed: int) -> T
     return fine * (std / fine.std())
 
 
-def _spread_before_gates(network: ConvNetwork, probes: Tensor) -> float:
-    """The smallest spread of the inputs of an activation below the first fully-connected layer."""
+def _before_gates(network: ConvNetwork, probes: Tensor) -> tuple[float, int]:
+    """The smallest spread of the inputs of an activation below the first fully-connected layer, and how many such
+    inputs an image has."""
     spreads: list[float] = []
+    sizes: list[int] = []
 
     def watch(values: Tensor) -> Tensor:
         spreads.append(float(values.std()))
+        sizes.append(values[0].numel())
         return network.activation(values)
 
     network.features(probes, watch)
-    return max(min(spreads, default=1.0), 1e-12)
+    return max(min(spreads, default=1.0), 1e-12), sum(sizes)
+
+
+ARRAYS = 8
+"""Arrays of that size that a pass and its way back need at the same time."""
+
+
+@dataclass(frozen=True, eq=False)
+class FeaturePass:
+    """Images [m, C, H, W], their features [m, f] and the features' coordinates [m, r], for one pass back."""
+
+    images: Tensor
+    features: Tensor
+    coordinates: Tensor
+
+    def pulled_back(self, by_coordinates: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """The weighted share of the features outside the row space, and the gradient of it and of what depends on
+        the coordinates, [m, C, H, W]."""
+        span = SPAN * (share * outside(self.features, self.coordinates)).sum()
+        pulled = (self.coordinates * by_coordinates).sum() + span
+        (by_images,) = torch.autograd.grad(pulled, self.images)
+        return span.detach(), by_images
 
 
 PIXEL_RATE = 0.16
@@ -209,25 +236,37 @@ class ConvEngine(EngineIteration[ConvNetwork]):
     def gradients(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Span and prior are weighted by the duals' shares, whose own gradient is omitted: no dual should vanish
         only because its candidate is not yet in the span."""
-        images = state["images"].detach().requires_grad_()
-        features = self.problem.features(images)
-        coordinates = self.problem.coordinates(features)
-        inner = {**state, "latents": coordinates.detach()}
-        losses, by_coordinates, by_duals = self.objective(inner, metric, 0.0)
-        share = self.objective.shares(state["duals"])
-        span = SPAN * (share * outside(features, coordinates)).sum()
-        pulled = (coordinates * by_coordinates).sum() + span
-        (by_images,) = torch.autograd.grad(pulled, images)
-        losses = {**losses, "outside": span.detach()}
+        images, share = state["images"], self.objective.shares(state["duals"])
+        parts = self.parts(len(images))
+        kept = self._read(images) if len(parts) == 1 else None
+        coordinates = self.latents(images) if kept is None else kept.coordinates.detach()
+        losses, by_coordinates, by_duals = self.objective({**state, "latents": coordinates}, metric, 0.0)
+        pulled = [
+            (kept or self._read(images[part])).pulled_back(by_coordinates[part], share[part]) for part in parts
+        ]
+        spans, by_parts = zip(*pulled, strict=True)
+        by_images = torch.cat(by_parts)
+        losses = {**losses, "outside": torch.stack(spans).sum()}
         if prior > 0:
-            values, by_variation = total_variation(state["images"])
+            values, by_variation = total_variation(images)
             losses["variation"] = prior * (share * values).sum()
             by_images = by_images + prior * share.view(-1, 1, 1, 1) * by_variation
         return losses, by_images, by_duals
 
+    def parts(self, count: int) -> list[slice]:
+        """So many images in as few chunks as leave room for their features and what lies below them."""
+        arrays = self.problem.values_each * ARRAYS * self.settings.torch_dtype.itemsize
+        return chunks(count, arrays, self.settings.room)
+
+    def _read(self, images: Tensor) -> FeaturePass:
+        images = images.detach().requires_grad_()
+        features = self.problem.features(images)
+        return FeaturePass(images, features, self.problem.coordinates(features))
+
     @torch.no_grad()
     def latents(self, moved: Tensor) -> Tensor:
-        return self.problem.coordinates(self.problem.features(moved))
+        read = (self.problem.features(moved[part]) for part in self.parts(len(moved)))
+        return torch.cat([self.problem.coordinates(features) for features in read])
 
     def images(self, moved: Tensor) -> Tensor:
         return moved
