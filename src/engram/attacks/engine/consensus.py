@@ -26,17 +26,20 @@ SAME_IMAGE = 0.95
 ARRAYS = 4
 """Arrays of the size of a block of similarities that are needed to compute one."""
 
-CONSTANTS = (-3.69, 0.86, 1.59)
-"""P(NCC with a training image > 0.8) = sigmoid(c_0 + c_1 * -log(1 - agreement) + c_2 * strength), fitted by
-`python -m benchmarks.confidence` on targets used for nothing else."""
+Constants = tuple[float, float, float]
+"""P(NCC with a training image > 0.8) = sigmoid(c_0 + c_1 * -log(1 - agreement) + c_2 * strength)."""
+
+CLEAN: Constants = (-3.69, 0.86, 1.59)
+NOISY: Constants = (-5.82, 1.39, 1.34)
+CONVOLUTIONAL: Constants = (-5.36, 1.04, 0.99)
+"""By what the attack reads: a first layer without much noise, one with (as people train), and one above
+convolutions. Fitted by `python -m benchmarks.confidence` on targets used for nothing else."""
 IN_USE, FURTHEST = 1e-3, 3.0
 """Strengths are relative to the median of the candidates whose dual is above this share of the largest, and count
 up to a factor of e to this power."""
 
 
-def consensus(
-    found: Reconstruction, restarts: int, room: int, constants: tuple[float, float, float] = CONSTANTS
-) -> Reconstruction:
+def consensus(found: Reconstruction, restarts: int, room: int, constants: Constants = CLEAN) -> Reconstruction:
     """Merge candidates of the same image, score them, and sort by score; `found` lists one restart after another.
 
     With a single restart there is no agreement: the scores are NaN, and the order is by dual. The pairwise
@@ -114,7 +117,7 @@ def agreements(likeness: Tensor, rows: Tensor, restarts: int) -> Tensor:
     return best.amax(1)
 
 
-def confidence(evidence: Tensor, constants: tuple[float, float, float] = CONSTANTS) -> Tensor:
+def confidence(evidence: Tensor, constants: Constants = CLEAN) -> Tensor:
     """The calibrated probability that a candidate shows a training image; [m, 2] -> [m].
 
     >>> confidence(torch.tensor([[1.0, 0.0], [4.0, 0.0], [5.0, 2.0]])) > 0.5

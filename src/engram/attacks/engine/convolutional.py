@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engram.attacks.engine.closed_form import Metric, chunks, parameters
+from engram.attacks.engine.consensus import CONVOLUTIONAL, Constants
 from engram.attacks.engine.iteration import EngineIteration
 from engram.attacks.engine.objective import Objective, total_variation
 from engram.attacks.engine.self_tuning import (
@@ -220,6 +221,10 @@ class ConvEngine(EngineIteration[ConvNetwork]):
     @property
     def shape(self) -> tuple[int, ...]:
         return self.view.input_shape
+
+    @property
+    def constants(self) -> Constants:
+        return CONVOLUTIONAL
 
     @property
     def priors(self) -> tuple[float, ...]:

@@ -41,11 +41,12 @@ import torch
 from torch import Tensor
 
 from engram.attacks.engine.closed_form import Metric, Pass, Passes, explained, run_pass, send_down, with_constant
+from engram.attacks.engine.consensus import CLEAN, NOISY, Constants
 from engram.attacks.engine.iteration import EngineIteration
 from engram.attacks.engine.objective import Corners, Objective
 from engram.attacks.engine.self_tuning import (
     MOST_STEPS,
-    NOISY,
+    NOISY_SHARE,
     NOISY_STEPS,
     PIXEL_STD,
     Scales,
@@ -323,10 +324,19 @@ class Engine(EngineIteration[DenseNetwork]):
         return super().closing if self._noisy_rows is None else 0.05
 
     @cached_property
-    def longest(self) -> int:
+    def is_noisy(self) -> bool:
+        """Whether much of the layer is noise, as where people train; a known start is subtracted."""
         known = self.posed.update is not None
         noise = 0.0 if known else noise_share(self.posed.network.weights[0], self.scales.space.noise_std)
-        return NOISY_STEPS if noise > NOISY else MOST_STEPS
+        return noise > NOISY_SHARE
+
+    @property
+    def longest(self) -> int:
+        return NOISY_STEPS if self.is_noisy else MOST_STEPS
+
+    @property
+    def constants(self) -> Constants:
+        return NOISY if self.is_noisy else CLEAN
 
     @property
     def _can_hold(self) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engram.attacks.engine.closed_form import Metric
-from engram.attacks.engine.consensus import consensus, on_background
+from engram.attacks.engine.consensus import CLEAN, Constants, consensus, on_background
 from engram.attacks.engine.objective import Objective
 from engram.attacks.engine.self_tuning import (
     CLASSES_PRIOR,
@@ -157,6 +157,11 @@ class EngineIteration(Attack, Generic[N]):
         return MOST_STEPS
 
     @property
+    def constants(self) -> Constants:
+        """Of the confidence."""
+        return CLEAN
+
+    @property
     def priors(self) -> tuple[float, ...]:
         """Strengths of the prior that the starts take in turn, with two classes."""
         return PRIORS
@@ -257,7 +262,7 @@ class EngineIteration(Attack, Generic[N]):
     def reconstruction(self, state: State) -> Reconstruction:
         """The candidates of all finished restarts, merged, scored and sorted."""
         pool, starts = self.pooled(state)
-        found = consensus(pool, starts, self.settings.room)
+        found = consensus(pool, starts, self.settings.room, self.constants)
         return on_background(found, self.view.pixel_range) if self.has_background else found
 
     def joined(self, states: Sequence[State]) -> State:

@@ -163,7 +163,7 @@ CORNERS_PRIOR = 1.0
 FEWEST_STEPS, MOST_STEPS, NOISY_STEPS = 40, 500, 300
 """Steps of a start; in longer ones candidates fit residue of training, or the noise of a noisy layer, not images
 (docs/engine-log.md)."""
-NOISY = 0.1
+NOISY_SHARE = 0.1
 """Share of noise in the first layer's energy from which a layer is noisy."""
 WORTHWHILE = 100
 """Steps of a third or later start, at least."""
