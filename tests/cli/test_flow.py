@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from engram.data.choice import DataChoice
-from tests.cli.command import ENGRAM, engram, engram_process
+from tests.cli.command import ENGRAM, engram
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_foreign_checkpoint_needs_only_its_input_shape(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "recipe",
     [
-        ("--recipe", "haim2022", "--candidates", "40", "--steps", "1500", "--set", "lr_images=0.01"),
+        ("--recipe", "haim2022", "--candidates", "40", "--steps", "800", "--set", "lr_images=0.01"),
         ("--recipe", "engine", "--candidates", "40", "--steps", "400", "--restarts", "3"),
     ],
     ids=["haim2022", "engine"],
@@ -132,8 +132,8 @@ def test_killed_and_resumed_ends_bit_identical(target: Path, tmp_path: Path, rec
 
 
 def test_an_earlier_run_is_not_overwritten(target: Path, tmp_path: Path) -> None:
-    engram_process("reconstruct", target, *ATTACK, "-o", tmp_path / "run")
-    error = engram_process("reconstruct", target, *ATTACK, "-o", tmp_path / "run", expect=1)
+    engram("reconstruct", target, *ATTACK, "-o", tmp_path / "run")
+    error = engram("reconstruct", target, *ATTACK, "-o", tmp_path / "run", expect=1)
     assert "already contains a run; resume it with --resume, or choose another directory" in error
 
 

@@ -201,19 +201,19 @@ def test_oversized_files_are_refused_before_they_are_read(name: str, made: dict[
         read_model(made[name].path, max_bytes=1000)
 
 
-@pytest.mark.parametrize("location", ["../secret.bin", "/etc/passwd", "other.data", "model.onnx.data/../x", ""])
-def test_onnx_weights_elsewhere_are_never_opened(location: str, tmp_path: Path) -> None:
+def test_onnx_weights_elsewhere_are_never_opened(tmp_path: Path) -> None:
     import onnx as package
 
     path = CASES["onnx-mlp"](tmp_path).path
     assert (tmp_path / "model.onnx.data").exists(), "the exporter keeps large weights beside the file"
     proto = package.load(str(path), load_external_data=False)
-    for one in proto.graph.initializer:
-        for entry in one.external_data:
-            entry.value = location if entry.key == "location" else entry.value
-    path.write_bytes(proto.SerializeToString())
-    with pytest.raises(CheckpointError, match=r"only model\.onnx\.data beside it is read"):
-        open_view(path)
+    for location in ("../secret.bin", "/etc/passwd", "other.data", "model.onnx.data/../x", ""):
+        for one in proto.graph.initializer:
+            for entry in one.external_data:
+                entry.value = location if entry.key == "location" else entry.value
+        path.write_bytes(proto.SerializeToString())
+        with pytest.raises(CheckpointError, match=r"only model\.onnx\.data beside it is read"):
+            open_view(path)
 
 
 def test_onnx_data_file_that_is_missing_short_or_a_link(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_losing_a_node_loses_no_result(cluster: Any, tmp_path: Path) -> None:
         driver = threading.Thread(target=drive, args=([sweep], executor))
         driver.start()
         try:
-            deadline = time.monotonic() + 150
+            deadline = time.monotonic() + 200
             while len(read_index(home)) < 3:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
