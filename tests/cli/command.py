@@ -1,9 +1,7 @@
-"""The command line in tests: in this process by default, since starting another takes seconds, or in a new one."""
+"""The command line in tests, in this process: starting another takes seconds."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -27,16 +25,6 @@ def engram(*arguments: object, expect: int = 0) -> str:
         code = _exit_code(main)
     assert code == expect, err.getvalue() + out.getvalue()
     return out.getvalue() if expect == 0 else err.getvalue()
-
-
-def engram_process(*arguments: object, expect: int = 0) -> str:
-    """The same in a new process."""
-    child = subprocess.run(
-        [*ENGRAM, *map(str, arguments)], capture_output=True, text=True, check=False, env={**os.environ, **WIDE}
-    )
-    assert child.returncode == expect, child.stderr + child.stdout
-    assert "Traceback" not in child.stderr
-    return child.stdout if expect == 0 else child.stderr
 
 
 def _exit_code(command: Callable[[], None]) -> int:
