@@ -24,7 +24,7 @@ from torch import Tensor
 
 from engram.attacks.reconstruction import Attack, Reconstruction
 from engram.core import files
-from engram.core.errors import ConfigError
+from engram.core.errors import ConfigError, require_jobs
 from engram.core.loop import BAD_STATE, Budget, Observer, Snapshots, Solution, StopReason, run
 from engram.core.processes import Elsewhere, in_processes, sharing_threads
 from engram.core.runs import MetricsLog, RunDirectory, require_free, versions
@@ -146,6 +146,8 @@ def attack(
 
     What an attack leaves to other processes (`Attack.others`) runs `elsewhere`: by default on this machine.
     """
+    if elsewhere is None:
+        require_jobs(1 + len(chosen.others))
     budget = _budget(chosen, seconds)
     observed, snapshots = list(observers), None
     if directory is not None:

@@ -7,8 +7,11 @@ from typing import ClassVar, Literal
 
 import torch
 
-from engram.core.errors import require, require_jobs, require_numbers
+from engram.core.errors import require, require_numbers
 from engram.models.tasks import Task
+
+MOST_JOBS = 10_000
+"""Processes of one attack, on a cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +47,7 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         require_numbers(self)
-        require_jobs(self.jobs)
+        require(1 <= self.jobs <= MOST_JOBS, "jobs", f"must lie in 1..{MOST_JOBS:,}", self.jobs)
         for name in ("steps", "restarts", "ridge", "metric_every", "memory"):
             require(getattr(self, name) > 0, name, "must be positive", getattr(self, name))
         for name in ("margin_weight", "margin_tolerance"):
