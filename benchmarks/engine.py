@@ -1,11 +1,11 @@
 """What the engine brings back within a budget, on targets that nothing was tuned on.
 
-    python -m benchmarks.engine [--only c100,digits] [--seeds 31,32,33] [--out runs/engine] [--data-root DIR]
+    python -m benchmarks.engine [--only c100,digits] [--seeds 31,32,33] [--jobs 2] [--out runs/engine]
 
 Every row is a kind of target; each seed chooses other images and other random starts of the engine. Prints images
 beyond held-out, the mean SSIM of the ten best, how many of the 20 most confident candidates are real (NCC > 0.8),
-and the share of the budget used; writes engine.json and engine.md. Trained targets stay in OUT/targets, and a run
-that was killed continues with what is missing.
+and the share of the budget used; writes engine.json and engine.md, or engine-N-jobs.json and .md. Trained targets
+stay in OUT/targets, and a run that was killed continues with what is missing.
 """
 
 from __future__ import annotations
@@ -97,10 +97,10 @@ ROWS = {
 }  # fmt: skip
 
 
-def measure(row: Row, name: str, seed: int, out: Path, root: Path) -> dict[str, Any]:
+def measure(row: Row, name: str, seed: int, jobs: int, out: Path, root: Path) -> dict[str, Any]:
     view, split = row.opened(seed, name, out, root)
     started = time.monotonic()
-    chosen = make_attack(view, settings={"seed": seed}, budget=row.seconds)
+    chosen = make_attack(view, settings={"seed": seed, "jobs": jobs}, budget=row.seconds)
     found, solution = attack(chosen, seconds=row.seconds)
     took = time.monotonic() - started
     report = compare(found, split, network=view.network)
@@ -111,6 +111,7 @@ def measure(row: Row, name: str, seed: int, out: Path, root: Path) -> dict[str, 
         "precision": float(real[:CONFIDENT].float().mean()),
         "candidates": len(found),
         "steps": solution.steps,
+        "starts": len(solution.state["pool_duals"]),
         "used": took / row.seconds,
     }
 
@@ -139,11 +140,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(ROWS), help=f"some of {', '.join(ROWS)}")
     parser.add_argument("--seeds", default="31,32,33")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that make the starts")
     parser.add_argument("--data-root", type=Path, default=DATA)
     parser.add_argument("--out", type=Path, default=Path("runs/engine"))
     chosen = parser.parse_args(arguments)
     files.prepare_directory(chosen.out)
-    path = chosen.out / "engine.json"
+    path = chosen.out / ("engine.json" if chosen.jobs == 1 else f"engine-{chosen.jobs}-jobs.json")
     results: dict[str, Any] = files.read_json(path)["results"] if path.exists() else {}
     if note := busy_note():
         print(note)
@@ -151,12 +153,12 @@ def main(arguments: list[str] | None = None) -> None:
         for seed in map(int, chosen.seeds.split(",")):
             key = f"{name}-{seed}"
             if key not in results:
-                results[key] = measure(ROWS[name], name, seed, chosen.out, chosen.data_root)
+                results[key] = measure(ROWS[name], name, seed, chosen.jobs, chosen.out, chosen.data_root)
                 print(key, results[key], flush=True)
                 files.write_json(path, {"machine": machine(), "results": results})
     text = table(results)
     print(text)
-    files.write_bytes(chosen.out / "engine.md", (text + "\n").encode())
+    files.write_bytes(path.with_suffix(".md"), (text + "\n").encode())
 
 
 if __name__ == "__main__":
