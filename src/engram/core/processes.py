@@ -91,8 +91,9 @@ class _Beside:
             process.start()
             theirs.close()  # so that the pipe closes when the child ends
             self._running.append((process, ours))
-            with suppress(OSError):  # if the child has died, `results` says so
-                ours.send_bytes(pickle.dumps((work, tuple(arguments))))
+            # In a thread: a child takes seconds to import what it needs, and only then reads.
+            told = pickle.dumps((work, tuple(arguments)))
+            threading.Thread(target=_send, args=(ours, told), daemon=True).start()
 
     def results(self) -> Iterator[Any]:
         try:
@@ -120,6 +121,11 @@ class _Beside:
             process.join()
             pipe.close()
         self._running = []
+
+
+def _send(pipe: Connection, told: bytes) -> None:
+    with suppress(OSError):  # if the child has died, `results` says so
+        pipe.send_bytes(told)
 
 
 def _answer(pipe: Connection, threads: int) -> None:

@@ -149,7 +149,8 @@ class EngineIteration(Attack, Generic[N]):
 
     @property
     def closing(self) -> float:
-        return 0.02
+        """Several processes make more starts, which take longer to merge."""
+        return 0.02 * min(self.settings.jobs, 2)
 
     @property
     def longest(self) -> int:
