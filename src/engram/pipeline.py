@@ -157,16 +157,18 @@ def attack(
         observed.append(MetricsLog(RunDirectory(directory).metrics, every=max(1, chosen.total_steps // 1000)))
         _record(directory, chosen, model, None)
     with sharing_threads(1 + len(chosen.others)) as threads:
+        now = time.time()
         begin = in_processes(threads) if elsewhere is None else elsewhere
         kept = directory if elsewhere is None else None  # other machines may not have it
         wanted = [
-            (number, other, seconds, None if kept is None else kept / "starts" / str(number), resume, time.time())
+            (number, other, seconds, None if kept is None else _beside(kept, number, snapshot_every), resume, now)
             for number, other in enumerate(chosen.others, start=1)
         ]
         others = begin(run_part, wanted) if wanted else iter(())
-        solution = run(chosen, budget, snapshots=snapshots, resume=resume, observers=observed)
-        solution = _joined(chosen, [solution, *(one for _, one in sorted(others, key=itemgetter(0)))])
+        own = run(chosen, budget, snapshots=snapshots, resume=resume, observers=observed)
+        parts = [own, *(one for _, one in sorted(others, key=itemgetter(0)))]
     try:
+        solution = _joined(chosen, parts)
         found = chosen.reconstruction(solution.state)
     except BAD_STATE as error:
         if snapshots is None or not resume:
@@ -180,15 +182,17 @@ def attack(
 
 
 def run_part(
-    number: int, part: Attack, seconds: float | None, directory: Path | None, resume: bool, since: float
+    number: int, part: Attack, seconds: float | None, snapshots: Snapshots | None, resume: bool, since: float
 ) -> tuple[int, Solution]:
     """Part `number` of an attack, which another process makes; `since` is when the attack began, by the clock."""
     part.begun(max(0.0, time.time() - since))
-    snapshots = None
-    if directory is not None:
-        files.prepare_directory(directory)
-        snapshots = Snapshots(path=RunDirectory(directory).snapshot)
     return number, run(part, _budget(part, seconds), snapshots=snapshots, resume=resume)
+
+
+def _beside(directory: Path, number: int, snapshot_every: float) -> Snapshots:
+    """Where the part of an attack that another process makes keeps its snapshots."""
+    path = RunDirectory(files.prepare_directory(directory / "starts" / str(number))).snapshot
+    return Snapshots(path=path, every_seconds=snapshot_every)
 
 
 def _budget(chosen: Attack, seconds: float | None) -> Budget:

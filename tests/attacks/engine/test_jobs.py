@@ -94,6 +94,9 @@ def test_the_command_makes_the_same_candidates_in_real_processes(tmp_path: Path)
     RunDirectory(tmp_path / "two").reconstruction.unlink()
     engram(*given, "-o", tmp_path / "two", "--resume")
     assert_same(found[0], Reconstruction.load(RunDirectory(tmp_path / "two").reconstruction))
+    beside = tmp_path / "two" / "starts" / "1" / "snapshot.safetensors"
+    beside.write_bytes(beside.read_bytes()[:100])
+    assert str(beside) in engram(*given, "-o", tmp_path / "two", "--resume", expect=1)
     refused = engram(*given, "--jobs", 3, "-o", tmp_path / "two", "--resume", expect=1)
     assert "jobs is 3 here, but 2 in the run" in refused
 
