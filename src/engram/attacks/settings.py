@@ -22,9 +22,11 @@ class EngineSettings:
     both are upper limits: each start gets its length when it begins, so that the starts fill the time. `jobs`
     processes make the starts, process j of them j, j + jobs, ...; a start depends on seed and number alone.
     `prior` is the strength of total variation, 0 for none; None means `PRIORS` in turn, or with more than two
-    classes `CLASSES_PRIOR`, to which the strength falls over a start. For tables whose columns are named it is the
-    strength with which one-hot values are pulled to 0 and 1; None means `CORNERS_PRIOR`.
-    `ridge` belongs to the metric and `margin_*` to the margin; see their modules.
+    classes `CLASSES_PRIOR`. Where many images share the weights, it is what the strength falls to over a start.
+    For tables whose columns are named it is the strength with which one-hot values are pulled to 0 and 1; None
+    means `CORNERS_PRIOR`.
+    `ridge` belongs to the metric (None means `RIDGE`, or with more than two classes `CLASSES_RIDGE`) and
+    `margin_*` to the margin; see their modules.
     `memory` limits, in bytes, what grows with neurons times candidates or directions, half for the metric, half
     for everything else: beyond it neurons share metrics and candidates are processed in chunks.
     """
@@ -37,7 +39,7 @@ class EngineSettings:
     jobs: int = 1
     seconds: float | None = None
     prior: float | None = None
-    ridge: float = 0.01
+    ridge: float | None = None
     margin_weight: float = 0.4
     margin_tolerance: float = 0.15
     metric_every: int = 50
@@ -48,7 +50,7 @@ class EngineSettings:
     def __post_init__(self) -> None:
         require_numbers(self)
         require(1 <= self.jobs <= MOST_JOBS, "jobs", f"must lie in 1..{MOST_JOBS:,}", self.jobs)
-        for name in ("steps", "restarts", "ridge", "metric_every", "memory"):
+        for name in ("steps", "restarts", "metric_every", "memory"):
             require(getattr(self, name) > 0, name, "must be positive", getattr(self, name))
         for name in ("margin_weight", "margin_tolerance"):
             require(getattr(self, name) >= 0, name, "must not be negative", getattr(self, name))
@@ -56,6 +58,7 @@ class EngineSettings:
             self.candidates is None or self.candidates >= 2, "candidates", "must be at least 2", self.candidates
         )
         require(self.seconds is None or self.seconds > 0, "seconds", "must be positive", self.seconds)
+        require(self.ridge is None or self.ridge > 0, "ridge", "must be positive", self.ridge)
         require(self.prior is None or self.prior >= 0, "prior", "must not be negative", self.prior, "0 means none")
         require(self.dtype in ("float32", "float64"), "dtype", "must be float32 or float64", self.dtype)
 

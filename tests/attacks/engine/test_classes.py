@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from engram.attacks.engine.dense import Engine
-from engram.attacks.engine.iteration import FIRST_PRIOR
-from engram.attacks.engine.self_tuning import CLASSES_PRIOR, PRIORS, Phase
+from engram.attacks.engine.self_tuning import CLASSES_FIRST_PRIOR, CLASSES_PRIOR, PRIORS, Phase
 from engram.attacks.registry import make_attack
 from engram.attacks.settings import EngineSettings
 from engram.core.loop import Budget, Snapshots, run
@@ -52,7 +51,7 @@ def test_with_several_classes_the_prior_falls_to_its_strength() -> None:
     several, two = (Engine(_view(task), EngineSettings(prior=0.5)) for task in (Multiclass(3), Binary()))
     phases = [Phase(index=0, step=step, length=10) for step in range(11)]
     strengths = [several._prior(phase) for phase in phases]
-    assert strengths[0] == FIRST_PRIOR * 0.5
+    assert strengths[0] == CLASSES_FIRST_PRIOR * 0.5
     assert strengths[-1] == 0.5
     assert strengths == sorted(strengths, reverse=True)
     assert {two._prior(phase) for phase in phases} == {0.5}

@@ -35,13 +35,15 @@ def _state(engine: Engine) -> State:
     return state
 
 
+@pytest.mark.parametrize("moving", [False, True], ids=["metric held", "metric moving"])
 @pytest.mark.parametrize("task", TASKS)
-def test_at_the_refresh_the_gradient_is_exact(task: str) -> None:
+def test_at_the_refresh_the_gradient_is_exact(task: str, moving: bool) -> None:
     engine = _engine(task)
     state = _state(engine)
     metric = engine.objective.metric(state["latents"], state["duals"])
-    exact = engine.objective(state, metric, 0.5)
-    frozen = HeldLayers.at(engine.objective, state, metric, 0.5).gradients(engine.objective, state, metric)
+    exact = engine.objective(state, metric, 0.5, moving=moving)
+    held = HeldLayers.at(engine.objective, state, metric, 0.5)
+    frozen = held.gradients(engine.objective, state, metric, moving=moving)
     assert frozen[0].keys() == exact[0].keys()
     for name, value in exact[0].items():
         torch.testing.assert_close(frozen[0][name], value, rtol=1e-10, atol=1e-12)

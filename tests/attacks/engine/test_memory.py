@@ -76,8 +76,9 @@ def test_a_shared_metric_equals_matrices_of_each_neuron() -> None:
             own = [set(members.tolist()) for members in groups.members if neuron in members]
             assert len(own) == 1
             mean = torch.stack([used[:, member] for member in own[0]]).mean(0)
-            matrix = inverse_covariances(entering, mean[:, None], 0.1, room=10**6)[0]
+            (matrix,), (largest,) = inverse_covariances(entering, mean[:, None], 0.1, room=10**6)
             matrices.append(scale[neuron] * matrix)
+            assert float(metric.largest[neuron]) == pytest.approx(float(largest), rel=1e-3)
         total = sum(float(row @ matrix @ row) for row, matrix in zip(rows, matrices, strict=True))
         expected = torch.stack([matrix @ row / total for row, matrix in zip(rows, matrices, strict=True)])
         torch.testing.assert_close(metric(rows), expected, rtol=1e-8, atol=0)

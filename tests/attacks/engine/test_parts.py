@@ -65,7 +65,7 @@ def test_metric_equals_inverses_one_by_one(room: int) -> None:
     entering = torch.randn(20, 4, generator=generator, dtype=torch.float64)
     gates = torch.rand(20, 7, generator=generator, dtype=torch.float64)
     duals = torch.rand(20, generator=generator, dtype=torch.float64)
-    found = inverse_covariances(entering, gates * duals.square()[:, None], 0.01, room=room)
+    found, tops = inverse_covariances(entering, gates * duals.square()[:, None], 0.01, room=room)
     for neuron in range(7):
         covariance = np.zeros((4, 4))
         for i in range(20):
@@ -74,10 +74,11 @@ def test_metric_equals_inverses_one_by_one(room: int) -> None:
         largest = np.linalg.eigvalsh(covariance)[-1]
         expected = np.linalg.inv(covariance / largest + 0.01 * np.eye(4))
         np.testing.assert_allclose(found[neuron].numpy(), expected, rtol=1e-3)
+        assert float(tops[neuron]) == pytest.approx(largest, rel=1e-3)
 
 
 def test_metric_of_unused_neurons_is_a_multiple_of_the_identity() -> None:
-    found = inverse_covariances(torch.ones(3, 2), torch.zeros(3, 4), 0.5, room=1000)
+    found, _ = inverse_covariances(torch.ones(3, 2), torch.zeros(3, 4), 0.5, room=1000)
     torch.testing.assert_close(found, 2 * torch.eye(2).expand(4, 2, 2))
 
 

@@ -25,6 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -110,15 +112,19 @@ def pull_back(
     slope: float,
     by_residual: Mapping[int, Tensor],
     by_output: Tensor | None = None,
+    deviations: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of a loss F(R_0, R_1, ...; Phi) with respect to inputs [m, r] and coefficients [m, C].
 
-    `by_residual` is dF/dR_l for the layers that F depends on, `by_output` is dF/dPhi [m, C].
+    `by_residual` is dF/dR_l for the layers that F depends on, `by_output` is dF/dPhi [m, C]. `deviations` maps
+    dF/d delta_1 to the share by which delta_1 differs from the model's (`Metric.deviations`); inputs see the
+    signals with it, the layers above and the coefficients without.
     """
     layers = range(len(network.weights))
     # Up: how F depends on the signals delta_1, delta_2, ..., c, and through them on the gates.
     by_gate: list[Tensor] = []
     rising: Tensor | None = None
+    sent = done.signals[0]
     for layer in layers:
         direct = -(done.entering[layer] @ by_residual[layer].T) if layer in by_residual else None
         by_signal = _added(rising, direct)
@@ -128,6 +134,9 @@ def pull_back(
             by_gate.append(torch.zeros_like(done.gates[layer]))
             continue
         by_gate.append(by_signal * done.arriving[layer])
+        if layer == 0 and deviations is not None:
+            actual = 1 + deviations(by_signal)
+            sent, by_gate[0] = actual * sent, actual * by_gate[0]
         rising = (by_signal * done.gates[layer]) @ network.weights[layer + 1].T
     by_coefficients = torch.zeros_like(done.signals[-1]) if by_signal is None else by_signal
     # Down: how F depends on the pre-activations, and through them on the inputs.
@@ -135,7 +144,7 @@ def pull_back(
     for layer in reversed(layers):
         by_entering = None if falling is None else falling @ network.weights[layer]
         if layer in by_residual:
-            direct = -(done.signals[layer] @ by_residual[layer])
+            direct = -((done.signals[layer] if layer else sent) @ by_residual[layer])
             by_entering = _added(by_entering, direct[:, : network.weights[layer].shape[1]])
         if layer > 0:
             gate = done.gates[layer - 1]
@@ -191,13 +200,19 @@ class Passes:
         return cls(run, parts, total, torch.cat(outputs), kept)
 
     def pull_back(
-        self, network: DenseNetwork, slope: float, by_residual: Mapping[int, Tensor], by_output: Tensor
+        self,
+        network: DenseNetwork,
+        slope: float,
+        by_residual: Mapping[int, Tensor],
+        by_output: Tensor,
+        deviations: Callable[[Pass, slice, Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Gradients with respect to inputs [m, r] and coefficients [m, C], as in the function `pull_back`."""
 
         def pulled(part: slice) -> tuple[Tensor, Tensor]:  # frees its pass before the next one
             done = self.run(part) if self.kept is None else self.kept
-            return pull_back(network, done, slope, by_residual, by_output[part])
+            deviate = None if deviations is None else partial(deviations, done, part)
+            return pull_back(network, done, slope, by_residual, by_output[part], deviate)
 
         by_inputs, by_coefficients = zip(*map(pulled, self.parts), strict=True)
         return torch.cat(by_inputs), torch.cat(by_coefficients)
@@ -244,10 +259,19 @@ class Groups:
     def __len__(self) -> int:
         return len(self.members)
 
+    @property
+    def of_neurons(self) -> Tensor:
+        """The group of each neuron, [h]."""
+        return self.places // self.members.shape[1]
+
+    @property
+    def sizes(self) -> Tensor:
+        """Neurons of each group, [G]."""
+        return torch.bincount(self.of_neurons, minlength=len(self))
+
     def summed(self, weights: Tensor) -> Tensor:
         """Sums over the neurons of each group, [m, h] -> [m, G]."""
-        group = self.places // self.members.shape[1]
-        return weights.new_zeros(len(weights), len(self)).index_add_(1, group, weights)
+        return weights.new_zeros(len(weights), len(self)).index_add_(1, self.of_neurons, weights)
 
     def apply(self, matrices: Tensor, rows: Tensor) -> Tensor:
         """Each neuron's row times the symmetric matrix of its group: [G, k, k], [h, k] -> [h, k]."""
@@ -300,32 +324,56 @@ POWER_STEPS = 15
 MOST_AT_ONCE = 250
 
 
+class Inverses(NamedTuple):
+    """Inverse covariances [G, k, k] in units of their largest eigenvalues [G]."""
+
+    matrices: Tensor
+    largest: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """M_k = scale_k A_g for the neurons k of group g: A [G, k, k], scale [h]; and its products with the weights,
-    M w [h, k] and wᵀ M w [h]."""
+    """M_k = scale_k A_g for the neurons k of group g: A [G, k, k], scale [h]; its products with the weights, M w
+    [h, k] and wᵀ M w [h]; and the largest eigenvalue of C_k [h], as a mean over the group."""
 
     matrices: Tensor
     groups: Groups
     scale: Tensor
     pulled: Tensor
     energies: Tensor
+    largest: Tensor
 
     @classmethod
-    def of(cls, matrices: Tensor, groups: Groups, scale: Tensor, weights: Tensor) -> Metric:
-        """Scaled so that the weights [h, k] have a total energy of 1."""
-        pulled = scale[:, None] * groups.apply(matrices, weights)
+    def of(cls, inverses: Inverses, groups: Groups, scale: Tensor, weights: Tensor) -> Metric:
+        """Scaled so that the weights [h, k] have a total energy of 1; the inverses are of the groups' sums."""
+        pulled = scale[:, None] * groups.apply(inverses.matrices, weights)
         energies = (pulled * weights).sum(1)
         total = energies.sum()
-        return cls(matrices, groups, scale / total, pulled / total, energies / total)
+        largest = (inverses.largest / groups.sizes)[groups.of_neurons]
+        return cls(inverses.matrices, groups, scale / total, pulled / total, energies / total, largest)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """M_k r_k for rows [h, k]."""
         return self.scale[:, None] * self.groups.apply(self.matrices, rows)
 
+    def deviations(self, by_signal: Tensor, arriving: Tensor, variances: Tensor) -> Tensor:
+        """By what share each signal delta_ik seems to differ from the model's, [m, h], at most all of it.
 
-def inverse_covariances(entering: Tensor, weights: Tensor, ridge: float, *, room: int) -> Tensor:
-    """(C_g / largest eigenvalue + ridge)⁻¹ [G, k, k], C_g = sum_i weights_ig x_i x_iᵀ, for entering [m, k].
+        The metric is that of signals that differ at random, and given the residual r_k of a neuron the most
+        probable difference is
+
+            v_ik x_iᵀ C_k⁻¹ r_k,    v_ik the share of sample i in C_k = sum_i v_ik x_i x_iᵀ
+
+        With it, the gradient in x_i is that of r_kᵀ C_k⁻¹ r_k with C_k moving as x_i does. `by_signal` is
+        dF/d delta = -2 x_iᵀ M_k r_k, `arriving` and `variances` [m, h] are delta and v without the gate.
+        """
+        tiny = torch.finfo(arriving.dtype).tiny
+        arriving = torch.where(arriving < 0, arriving.clamp(max=-tiny), arriving.clamp(min=tiny))
+        return (variances * by_signal / arriving / (-2 * self.scale * self.largest)).clamp(-1, 1)
+
+
+def inverse_covariances(entering: Tensor, weights: Tensor, ridge: float, *, room: int) -> Inverses:
+    """(C_g / largest eigenvalue + ridge)⁻¹, C_g = sum_i weights_ig x_i x_iᵀ, for entering [m, k].
 
     Besides the result, about `room` bytes are used. Positive definite, hence Cholesky: batched LU fails in some
     BLAS libraries at this size.
@@ -333,14 +381,15 @@ def inverse_covariances(entering: Tensor, weights: Tensor, ridge: float, *, room
     count, k = weights.shape[1], entering.shape[1]
     matrix = k * k * entering.element_size()
     chunk = max(1, min(MOST_AT_ONCE, room // (6 * matrix)))
-    result = entering.new_empty(count, k, k)
+    result, largest = entering.new_empty(count, k, k), entering.new_empty(count)
     for start in range(0, count, chunk):
         part = result[start : start + chunk]
         _covariances(entering, weights[:, start : start + chunk], part, room // 2)
-        part /= _largest_eigenvalue(part)[:, None, None]
+        top = largest[start : start + chunk].copy_(_largest_eigenvalue(part))
+        part /= top[:, None, None]
         part.diagonal(dim1=1, dim2=2).add_(ridge)
         part.copy_(torch.cholesky_inverse(torch.linalg.cholesky(part)))
-    return result
+    return Inverses(result, largest)
 
 
 def _covariances(entering: Tensor, weights: Tensor, result: Tensor, room: int) -> None:

@@ -51,6 +51,7 @@ from engram.attacks.engine.self_tuning import (
     PIXEL_STD,
     Scales,
     derive_scales,
+    first_prior,
     has_background,
     sums_moved,
 )
@@ -93,9 +94,10 @@ class HeldLayers:
         return cls(arriving, holding, rest, exact - near, by_duals, losses.get("variation"))
 
     def gradients(
-        self, objective: Objective, state: State, metric: Metric
+        self, objective: Objective, state: State, metric: Metric, *, moving: bool = False
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """The terms of F, and its gradients with respect to latents [m, r] and duals."""
+        """The terms of F, and its gradients with respect to latents [m, r] and duals; `moving` as in
+        `Objective`."""
         latents, duals, sizes = state["latents"], state["duals"], objective.task.sample_duals(state["duals"])
         done = self._pass(objective, latents, sizes)
         (entering,), (gates,), (arriving,), signals = done.entering, done.gates, done.arriving, done.signals
@@ -107,9 +109,13 @@ class HeldLayers:
         by_duals = (by_signal * gates * self.arriving).sum(1) if duals.ndim == 1 else self.by_duals
         network, slope = objective.scales.network, objective.scales.slope
         bend = network.activation.bend(before, gates, slope)
-        by_pre = by_signal * arriving * bend + (by_margin * sides)[:, None] * self.holding * gates
+        by_gate, sent = by_signal * arriving, signals[0]
+        if moving:
+            actual = 1 + objective.deviations(metric, done, sizes, by_signal)
+            by_gate, sent = actual * by_gate, actual * sent
+        by_pre = by_gate * bend + (by_margin * sides)[:, None] * self.holding * gates
         weight = network.weights[0]
-        by_latents = by_pre @ weight - (signals[0] @ by_residual)[:, : weight.shape[1]] + self.correction
+        by_latents = by_pre @ weight - (sent @ by_residual)[:, : weight.shape[1]] + self.correction
         losses = {"stationarity": stationarity, "margin": margin}
         if self.variation is not None:
             losses["variation"] = self.variation
@@ -280,6 +286,13 @@ class Engine(EngineIteration[DenseNetwork]):
         return (self.scales.space.rank,)
 
     @property
+    def first_prior(self) -> float:
+        """Not on a flat background, which is only seen once the candidates are sharp."""
+        if self.several_classes or self.has_background:
+            return super().first_prior
+        return first_prior(self.scales.space.rank)
+
+    @property
     def rate(self) -> Tensor:
         share = LATENT_RATE if self.uses_prior else BARE_RATE
         if self.several_classes:
@@ -299,8 +312,9 @@ class Engine(EngineIteration[DenseNetwork]):
 
     def gradients(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Exact every `REFRESH` steps and whenever the metric is new; in between, the upper layers are held."""
+        moving = self.metric_moves(self.phase(state))
         if not self._can_hold:
-            return self.objective(state, metric, prior)
+            return self.objective(state, metric, prior, moving=moving)
         since_metric = self.phase(state).step % self.settings.metric_every
         if since_metric % REFRESH == 0:
             state.update({f"held_{name}": state[name].clone() for name in ("latents", "duals")})
@@ -309,7 +323,7 @@ class Engine(EngineIteration[DenseNetwork]):
         if 0 not in self._held:  # from stored copies, so that a resumed run computes the same
             stored = {name: state[f"held_{name}"] for name in ("latents", "duals")}
             self._held[0] = HeldLayers.at(self.objective, {**state, **stored}, metric, float(state["held_prior"]))
-        return self._held[0].gradients(self.objective, state, metric)
+        return self._held[0].gradients(self.objective, state, metric, moving=moving)
 
     @cached_property
     def has_background(self) -> bool:

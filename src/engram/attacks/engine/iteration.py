@@ -18,6 +18,7 @@ from engram.attacks.engine.closed_form import Metric
 from engram.attacks.engine.consensus import CLEAN, Constants, consensus, on_background
 from engram.attacks.engine.objective import Objective
 from engram.attacks.engine.self_tuning import (
+    CLASSES_FIRST_PRIOR,
     CLASSES_PRIOR,
     CORNERS_PRIOR,
     MOST_RESTARTS,
@@ -61,10 +62,11 @@ DUAL_RATE = 0.05
 """Adam's rate as a share of the mean dual."""
 HELD_DUALS = 0.2
 """With several classes, the share of a start during which the duals are held constant."""
-FIRST_PRIOR = 4.0
-"""With several classes the prior starts at this many times its strength and falls: smooth images first."""
 NEARLY_DONE = 0.7
 """A start that has done this share of its steps hardly moves any more: it is kept when time runs out."""
+METRIC_MOVES = 0.6
+"""Share of a start after which the metric moves with the candidates: 50 faces instead of 47; from the very start,
+16 photographs instead of 46 (docs/engine-log.md)."""
 BACKGROUND_FROM = 0.2
 """Share of a start after which its candidates show where a flat background lies."""
 PROBED = 6
@@ -166,6 +168,11 @@ class EngineIteration(Attack, Generic[N]):
     def priors(self) -> tuple[float, ...]:
         """Strengths of the prior that the starts take in turn, with two classes."""
         return PRIORS
+
+    @property
+    def first_prior(self) -> float:
+        """How many times its strength the prior starts with."""
+        return CLASSES_FIRST_PRIOR if self.several_classes else 1.0
 
     @property
     def total_steps(self) -> int:
@@ -314,10 +321,13 @@ class EngineIteration(Attack, Generic[N]):
             return CORNERS_PRIOR if given is None else given
         if not self.uses_prior:
             return 0.0
-        if self.several_classes:
-            strength = CLASSES_PRIOR if given is None else given
-            return strength * math.pow(FIRST_PRIOR, 1 - phase.share)
-        return self.priors[phase.index % len(self.priors)] if given is None else given
+        usual = CLASSES_PRIOR if self.several_classes else self.priors[phase.index % len(self.priors)]
+        strength = usual if given is None else given
+        return strength * math.pow(self.first_prior, 1 - phase.share)
+
+    def metric_moves(self, phase: Phase) -> bool:
+        """Whether the gradient is that of the metric too: only when candidates are near their places."""
+        return phase.share >= METRIC_MOVES
 
     def _duals_move(self, phase: Phase) -> bool:
         """With several classes the duals wait: while most margins are negative, they would all fall to zero."""

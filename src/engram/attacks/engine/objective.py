@@ -148,6 +148,8 @@ def off_corners(rows: Tensor, weights: Tensor, corners: Corners) -> tuple[Tensor
     return off.square().sum(1) / corners.energy, 2 * off / corners.gap / corners.energy
 
 
+RIDGE, CLASSES_RIDGE = 0.01, 0.003
+"""Of the metric, for two classes and for more; see docs/engine-log.md."""
 GAIN_RIDGE = 0.3
 """How strongly a neuron's gain is held at 1."""
 FAINT = 0.1
@@ -197,14 +199,16 @@ class Objective:
     corners: Corners | None = None
     """Of a table with one-hot values; they are its prior."""
 
-    def __call__(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """The terms of F, and its gradients with respect to latents [m, r] and duals."""
-        return self.from_passes(
-            state, self.passes(state["latents"], state["duals"], state["labels"]), metric, prior
-        )
+    def __call__(
+        self, state: State, metric: Metric, prior: float, *, moving: bool = False
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """The terms of F, and its gradients with respect to latents [m, r] and duals. If the metric is `moving`
+        with the candidates, the gradient in the latents is that of both."""
+        passes = self.passes(state["latents"], state["duals"], state["labels"])
+        return self.from_passes(state, passes, metric, prior, moving=moving)
 
     def from_passes(
-        self, state: State, passes: Passes, metric: Metric, prior: float
+        self, state: State, passes: Passes, metric: Metric, prior: float, *, moving: bool = False
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """The same, from passes of the state's latents, duals and labels."""
         latents, duals, labels = state["latents"], state["duals"], state["labels"]
@@ -212,7 +216,11 @@ class Objective:
         sides = self.task.sides(labels, duals, passes.outputs)
         margin, by_margin = self.margin((sides * passes.outputs).sum(1), duals)
         by_latents, by_coefficients = passes.pull_back(
-            self.scales.network, self.scales.slope, {0: by_residual}, by_margin[:, None] * sides
+            self.scales.network,
+            self.scales.slope,
+            {0: by_residual},
+            by_margin[:, None] * sides,
+            partial(self._deviations, metric, self.task.sample_duals(duals)) if moving else None,
         )
         losses = {"stationarity": stationarity, "margin": margin}
         if prior > 0:
@@ -220,6 +228,18 @@ class Objective:
             losses["variation"] = prior * variation
             by_latents = by_latents + prior * by_variation
         return losses, by_latents, self.by_duals(duals, labels, passes.outputs, by_coefficients)
+
+    def deviations(self, metric: Metric, done: Pass, sizes: Tensor, by_signal: Tensor) -> Tensor:
+        """`Metric.deviations` of a pass whose samples have duals of these sizes [m]."""
+        return metric.deviations(by_signal, done.arriving[0], self._spread(sizes, done.gates[0]))
+
+    def _deviations(self, metric: Metric, sizes: Tensor, done: Pass, part: slice, by_signal: Tensor) -> Tensor:
+        return self.deviations(metric, done, sizes[part], by_signal)
+
+    def _spread(self, sizes: Tensor, gates: Tensor) -> Tensor:
+        """v_ik without one gate: a gate of 0 or 1 is its own square."""
+        squares = sizes.square()[:, None]
+        return squares if self.scales.network.activation.has_kink else squares * gates
 
     def passes(self, latents: Tensor, duals: Tensor, labels: Tensor) -> Passes:
         """All candidates, in chunks that fit in memory."""
@@ -267,19 +287,23 @@ class Objective:
         value = value + GAIN_RIDGE * (gain - 1).square() * metric.energies
         return value.sum(), 2 * gain[:, None] * (metric.pulled - gain[:, None] * pulled)
 
+    @property
+    def ridge(self) -> float:
+        """Of the metric, as a share of its largest eigenvalue."""
+        usual = CLASSES_RIDGE if self.task.label_count > 2 else RIDGE
+        return usual if self.settings.ridge is None else self.settings.ridge
+
     def metric(self, latents: Tensor, duals: Tensor) -> Metric:
         """Scaled so that candidates that explain nothing have loss 1."""
         network, room = self.scales.network, self.settings.room
         weights = self.scales.target
         entering = with_constant(latents, network.biases[0])
-        used = first_gates(network, latents, self.scales.slope)
-        if not network.activation.has_kink:
-            used = used.square()  # as a gate of 0 or 1 is its own square
-        used *= self.task.sample_duals(duals).square()[:, None]
+        gates = first_gates(network, latents, self.scales.slope)
+        used = gates.mul_(self._spread(self.task.sample_duals(duals), gates))
         affordable = min(room, METRIC_BYTES) // (weights.element_size() * weights.shape[1] ** 2)
         groups = Groups.alike(used, max(1, min(METRICS, affordable)))
-        matrices = inverse_covariances(entering, groups.summed(used), self.settings.ridge, room=room)
-        return Metric.of(matrices, groups, 1 / row_energies(weights), weights)
+        inverses = inverse_covariances(entering, groups.summed(used), self.ridge, room=room)
+        return Metric.of(inverses, groups, 1 / row_energies(weights), weights)
 
     def margin(self, margins: Tensor, duals: Tensor) -> tuple[Tensor, Tensor]:
         """Squared distance of margin / gamma from [1 - tolerance, 1 + tolerance], weighted by the duals.

@@ -157,6 +157,21 @@ PRIORS, CLASSES_PRIOR = (1.7, 1.2), 4.5
 and photographs lose nothing by it. To choose the strength by trials cost 300 steps, and what they chose was no
 better (docs/engine-log.md)."""
 
+FIRST_PRIOR, CLASSES_FIRST_PRIOR = 3.0, 4.0
+"""Where many images share the weights, the prior starts at this many times its strength and falls over a start:
+smooth images first. For two classes from the rank `FILLING` on, and for more (docs/engine-log.md)."""
+
+
+def first_prior(rank: int) -> float:
+    """How many times its strength the prior of two classes starts with, for a row space of that rank.
+
+    >>> [round(first_prior(rank), 2) for rank in (50, 105, 200)]
+    [1.0, 1.73, 3.0]
+    """
+    share = (rank - FILLED) / (FILLING - FILLED)
+    return math.pow(FIRST_PRIOR, min(max(share, 0.0), 1.0))
+
+
 CORNERS_PRIOR = 1.0
 """Strength of the distance from one-hot corners, for tables (docs/models.md)."""
 
