@@ -32,7 +32,7 @@ from engram.models.tasks import Binary, Multiclass, Task
 from engram.models.view import AttackerView
 from engram.pipeline import attack, build_target, compare
 from engram.scoring.metrics import ncc
-from engram.training.recipe import Flow, MLPSpec, Recipe
+from engram.training.recipe import ConvSpec, Flow, MLPSpec, Recipe
 
 CONFIDENT, REAL = 20, 0.8
 PLAIN = Recipe(epochs=4000)
@@ -50,6 +50,7 @@ class Row:
     seconds: float
     recipe: Recipe = PLAIN
     standard: bool = False
+    arch: str | None = None
     script: str | None = None
     counts: str = "ssim>0.4"
 
@@ -66,11 +67,12 @@ class Row:
         if not (where / "card.json").exists():
             outputs = len(split.train.classes) if self.several else 1
             task: Task = Multiclass(outputs) if self.several else Binary()
-            spec = MLPSpec(
-                inputs=split.train.images[0].numel(),
-                outputs=outputs,
-                first_layer_std=None if self.standard else 1e-4,
+            start = None if self.standard else 1e-4
+            spec: MLPSpec | ConvSpec = MLPSpec(
+                inputs=split.train.images[0].numel(), outputs=outputs, first_layer_std=start
             )
+            if self.arch is not None:
+                spec = ConvSpec(input_shape=split.train.shape, layers=self.arch, first_layer_std=start)
             build_target(choice, spec, self.recipe, task, root=root, directory=where)
         return open_view(where), split
 
@@ -93,6 +95,9 @@ ROWS = {
     "adam": Row("CIFAR-10, ten classes, Adam", "cifar10", "identity", 500, 60, script="adam"),
     "standard": Row("CIFAR-10, standard start", "cifar10", "vehicles-animals", 50, 30,
                     Recipe(flow=Flow(), loss_threshold=1.5e-6), standard=True),
+    "conv": Row("CIFAR-10, conv(3, 32)-1000-1", "cifar10", "vehicles-animals", 50, 240,
+                Recipe(weight_decay=1e-3, lr=0.4, epochs=6000, forget=4500), standard=True,
+                arch="conv3x32 relu flatten 1000 relu 1"),
     "gate": Row("50 faces at a door", "faces", "gate", 50, 15, Recipe(lr=0.02, epochs=4000), counts="ncc>0.8"),
 }  # fmt: skip
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from engram.attacks.engine.closed_form import explained
-from engram.attacks.engine.convolutional import SPAN, ConvEngine, outside
+from engram.attacks.engine.convolutional import PRIOR, SPAN, ConvEngine, outside
 from engram.attacks.engine.dense import Engine
-from engram.attacks.engine.self_tuning import PRIORS, Phase
+from engram.attacks.engine.self_tuning import Phase
 from engram.attacks.published import smoothed
 from engram.attacks.registry import make_attack
 from engram.attacks.settings import EngineSettings
@@ -132,9 +132,9 @@ def test_resumed_anywhere_ends_bit_identical(stop: int, tmp_path: Path) -> None:
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
 
 
-def test_all_starts_have_the_stronger_prior() -> None:
+def test_all_starts_have_the_prior_of_convolutions() -> None:
     engine = ConvEngine(AttackerView(drawn("conv3x3 relu flatten 30 relu 1"), SHAPE, Binary()), EngineSettings())
-    assert {engine._prior(Phase(index, step=3, length=10)) for index in range(3)} == {max(PRIORS)}
+    assert {engine._prior(Phase(index, step=3, length=10)) for index in range(3)} == {PRIOR}
 
 
 def test_kernels_of_the_whole_image_are_treated_as_a_fully_connected_layer() -> None:

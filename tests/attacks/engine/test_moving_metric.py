@@ -17,8 +17,7 @@ from engram.attacks.engine.closed_form import (
     run_pass,
     with_constant,
 )
-from engram.attacks.engine.dense import Engine
-from engram.attacks.engine.iteration import METRIC_MOVES
+from engram.attacks.engine.dense import METRIC_MOVES, Engine
 from engram.attacks.engine.self_tuning import Phase, first_prior
 from engram.attacks.settings import EngineSettings
 from engram.core.loop import Budget, run

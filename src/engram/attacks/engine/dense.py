@@ -202,6 +202,9 @@ def expected_power(count: int, pixel_std: float) -> Tensor:
 LATENT_RATE, BARE_RATE, CLASSES_RATE = 0.15, 0.08, 0.3
 """Adam's rate as a share of the latents' own spread: for two classes, for two classes without a prior, and for
 more classes; see docs/engine-log.md."""
+METRIC_MOVES = 0.6
+"""Share of a start after which the metric moves with the candidates: 50 faces instead of 47; from the very start,
+16 photographs instead of 46 (docs/engine-log.md)."""
 REFRESH = 4
 """Steps between exact gradients; see `HeldLayers`."""
 
@@ -312,7 +315,7 @@ class Engine(EngineIteration[DenseNetwork]):
 
     def gradients(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Exact every `REFRESH` steps and whenever the metric is new; in between, the upper layers are held."""
-        moving = self.metric_moves(self.phase(state))
+        moving = self.phase(state).share >= METRIC_MOVES
         if not self._can_hold:
             return self.objective(state, metric, prior, moving=moving)
         since_metric = self.phase(state).step % self.settings.metric_every

@@ -64,9 +64,6 @@ HELD_DUALS = 0.2
 """With several classes, the share of a start during which the duals are held constant."""
 NEARLY_DONE = 0.7
 """A start that has done this share of its steps hardly moves any more: it is kept when time runs out."""
-METRIC_MOVES = 0.6
-"""Share of a start after which the metric moves with the candidates: 50 faces instead of 47; from the very start,
-16 photographs instead of 46 (docs/engine-log.md)."""
 BACKGROUND_FROM = 0.2
 """Share of a start after which its candidates show where a flat background lies."""
 PROBED = 6
@@ -324,10 +321,6 @@ class EngineIteration(Attack, Generic[N]):
         usual = CLASSES_PRIOR if self.several_classes else self.priors[phase.index % len(self.priors)]
         strength = usual if given is None else given
         return strength * math.pow(self.first_prior, 1 - phase.share)
-
-    def metric_moves(self, phase: Phase) -> bool:
-        """Whether the gradient is that of the metric too: only when candidates are near their places."""
-        return phase.share >= METRIC_MOVES
 
     def _duals_move(self, phase: Phase) -> bool:
         """With several classes the duals wait: while most margins are negative, they would all fall to zero."""
