@@ -154,8 +154,8 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
 
 PRIORS, CLASSES_PRIOR = (1.4, 0.9), 4.5
 """Strength of total variation for two classes, start after start in turn, and for more. Two that differ find more
-faces than one, and as many photographs. To choose the strength by trials cost 300 steps, and what they chose was no
-better (docs/engine-log.md)."""
+faces than one, and as many photographs. To choose the strength by trials cost 300 steps, and what they chose was
+no better (docs/engine-log.md)."""
 
 FIRST_PRIOR, CLASSES_FIRST_PRIOR = 3.0, 4.0
 """Where many images share the weights, the prior starts at this many times its strength and falls over a start:
