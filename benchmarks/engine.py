@@ -73,7 +73,7 @@ class Row:
             )
             if self.arch is not None:
                 spec = ConvSpec(input_shape=split.train.shape, layers=self.arch, first_layer_std=start)
-            build_target(choice, spec, self.recipe, task, root=root, directory=where)
+            build_target(choice, spec, self.recipe, task, root=root, directory=where, resume=where.exists())
         return open_view(where), split
 
     def _ordinary(self, seed: int, split: Split, path: Path) -> AttackerView[Network]:

@@ -25,7 +25,7 @@ class EngineSettings:
     classes `CLASSES_PRIOR`. Where many images share the weights, it is what the strength falls to over a start.
     For tables whose columns are named it is the strength with which one-hot values are pulled to 0 and 1; None
     means `CORNERS_PRIOR`.
-    `ridge` belongs to the metric (None means `RIDGE`, or with more than two classes `CLASSES_RIDGE`) and
+    `ridge` belongs to the metric (None means `RIDGE` or `CLASSES_RIDGE`) and
     `margin_*` to the margin; see their modules.
     `memory` limits, in bytes, what grows with neurons times candidates or directions, half for the metric, half
     for everything else: beyond it neurons share metrics and candidates are processed in chunks.

@@ -234,7 +234,8 @@ class ConvEngine(EngineIteration[ConvNetwork]):
 
     @cached_property
     def objective(self) -> Objective:
-        return Objective(self.scales, self.settings, self.posed.task, (self.scales.space.rank,))
+        shape = (self.scales.space.rank,)
+        return Objective(self.scales, self.settings, self.posed.task, shape, ridge=self.ridge)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -45,6 +45,7 @@ from engram.attacks.engine.consensus import CLEAN, NOISY, Constants
 from engram.attacks.engine.iteration import EngineIteration
 from engram.attacks.engine.objective import Corners, Objective
 from engram.attacks.engine.self_tuning import (
+    CLASSES_RIDGE,
     MOST_STEPS,
     NOISY_SHARE,
     NOISY_STEPS,
@@ -260,7 +261,9 @@ class Engine(EngineIteration[DenseNetwork]):
 
     @cached_property
     def objective(self) -> Objective:
-        return Objective(self.scales, self.settings, self.posed.task, self.posed.input_shape, self._corners)
+        return Objective(
+            self.scales, self.settings, self.posed.task, self.posed.input_shape, self._corners, self.ridge
+        )
 
     @cached_property
     def _corners(self) -> Corners | None:
@@ -289,6 +292,12 @@ class Engine(EngineIteration[DenseNetwork]):
         return (self.scales.space.rank,)
 
     @property
+    def ridge(self) -> float:
+        """Noise is what a ridge stands for."""
+        trusted = self.several_classes and not self.is_noisy and self.settings.ridge is None
+        return CLASSES_RIDGE if trusted else super().ridge
+
+    @property
     def first_prior(self) -> float:
         """Not on a flat background, which is only seen once the candidates are sharp."""
         if self.several_classes or self.has_background:
@@ -315,7 +324,7 @@ class Engine(EngineIteration[DenseNetwork]):
 
     def gradients(self, state: State, metric: Metric, prior: float) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Exact every `REFRESH` steps and whenever the metric is new; in between, the upper layers are held."""
-        moving = self.phase(state).share >= METRIC_MOVES
+        moving = not self.is_noisy and self.phase(state).share >= METRIC_MOVES
         if not self._can_hold:
             return self.objective(state, metric, prior, moving=moving)
         since_metric = self.phase(state).step % self.settings.metric_every

@@ -24,6 +24,7 @@ from engram.attacks.engine.self_tuning import (
     MOST_RESTARTS,
     MOST_STEPS,
     PRIORS,
+    RIDGE,
     Phase,
     Scales,
     next_length,
@@ -165,6 +166,11 @@ class EngineIteration(Attack, Generic[N]):
     def priors(self) -> tuple[float, ...]:
         """Strengths of the prior that the starts take in turn, with two classes."""
         return PRIORS
+
+    @property
+    def ridge(self) -> float:
+        """Of the metric."""
+        return RIDGE if self.settings.ridge is None else self.settings.ridge
 
     @property
     def first_prior(self) -> float:

@@ -24,7 +24,7 @@ from engram.attacks.engine.closed_form import (
     run_pass,
     with_constant,
 )
-from engram.attacks.engine.self_tuning import Scales
+from engram.attacks.engine.self_tuning import RIDGE, Scales
 from engram.attacks.settings import EngineSettings
 from engram.core.loop import State
 from engram.models.tasks import Task
@@ -148,8 +148,6 @@ def off_corners(rows: Tensor, weights: Tensor, corners: Corners) -> tuple[Tensor
     return off.square().sum(1) / corners.energy, 2 * off / corners.gap / corners.energy
 
 
-RIDGE, CLASSES_RIDGE = 0.01, 0.003
-"""Of the metric, for two classes and for more; see docs/engine-log.md."""
 GAIN_RIDGE = 0.3
 """How strongly a neuron's gain is held at 1."""
 FAINT = 0.1
@@ -198,6 +196,8 @@ class Objective:
     input_shape: tuple[int, ...]
     corners: Corners | None = None
     """Of a table with one-hot values; they are its prior."""
+    ridge: float = RIDGE
+    """Of the metric, as a share of its largest eigenvalue."""
 
     def __call__(
         self, state: State, metric: Metric, prior: float, *, moving: bool = False
@@ -286,12 +286,6 @@ class Objective:
         value = metric.energies - 2 * gain * overlap + gain.square() * square
         value = value + GAIN_RIDGE * (gain - 1).square() * metric.energies
         return value.sum(), 2 * gain[:, None] * (metric.pulled - gain[:, None] * pulled)
-
-    @property
-    def ridge(self) -> float:
-        """Of the metric, as a share of its largest eigenvalue."""
-        usual = CLASSES_RIDGE if self.task.label_count > 2 else RIDGE
-        return usual if self.settings.ridge is None else self.settings.ridge
 
     def metric(self, latents: Tensor, duals: Tensor) -> Metric:
         """Scaled so that candidates that explain nothing have loss 1."""

@@ -172,6 +172,9 @@ def first_prior(rank: int) -> float:
     return math.pow(FIRST_PRIOR, min(max(share, 0.0), 1.0))
 
 
+RIDGE, CLASSES_RIDGE = 0.01, 0.003
+"""Of the metric, and with several classes where the first layer has little noise (docs/engine-log.md)."""
+
 CORNERS_PRIOR = 1.0
 """Strength of the distance from one-hot corners, for tables (docs/models.md)."""
 
