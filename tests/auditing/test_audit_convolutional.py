@@ -19,7 +19,7 @@ from engram.scoring.protocols import Buzaglo2023Protocol
 from tests.conv_cases import LABELS, SHAPE, drawn, faces, written
 from tests.schemas import problems
 
-QUICK = EngineSettings(restarts=2, steps=200, prior=0.2)
+QUICK = EngineSettings(restarts=2, steps=300)
 
 
 @cache
