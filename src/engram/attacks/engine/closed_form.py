@@ -367,9 +367,8 @@ class Metric:
         With it, the gradient in x_i is that of r_kᵀ C_k⁻¹ r_k with C_k moving as x_i does. `by_signal` is
         dF/d delta = -2 x_iᵀ M_k r_k, `arriving` and `variances` [m, h] are delta and v without the gate.
         """
-        tiny = torch.finfo(arriving.dtype).tiny
-        arriving = torch.where(arriving < 0, arriving.clamp(max=-tiny), arriving.clamp(min=tiny))
-        return (variances * by_signal / arriving / (-2 * self.scale * self.largest)).clamp(-1, 1)
+        shares = (by_signal / arriving).mul_(variances).div_(-2 * self.scale * self.largest)
+        return shares.nan_to_num_(nan=0.0).clamp_(-1, 1)  # no signal, no difference
 
 
 def inverse_covariances(entering: Tensor, weights: Tensor, ridge: float, *, room: int) -> Inverses:

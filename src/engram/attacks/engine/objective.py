@@ -215,12 +215,16 @@ class Objective:
         stationarity, by_residual = self.stationarity(passes.explained, metric)
         sides = self.task.sides(labels, duals, passes.outputs)
         margin, by_margin = self.margin((sides * passes.outputs).sum(1), duals)
+
+        def deviations(done: Pass, part: slice, by_signal: Tensor) -> Tensor:
+            return self.deviations(metric, done, self.task.sample_duals(duals[part]), by_signal)
+
         by_latents, by_coefficients = passes.pull_back(
             self.scales.network,
             self.scales.slope,
             {0: by_residual},
             by_margin[:, None] * sides,
-            partial(self._deviations, metric, self.task.sample_duals(duals)) if moving else None,
+            deviations if moving else None,
         )
         losses = {"stationarity": stationarity, "margin": margin}
         if prior > 0:
@@ -232,9 +236,6 @@ class Objective:
     def deviations(self, metric: Metric, done: Pass, sizes: Tensor, by_signal: Tensor) -> Tensor:
         """`Metric.deviations` of a pass whose samples have duals of these sizes [m]."""
         return metric.deviations(by_signal, done.arriving[0], self._spread(sizes, done.gates[0]))
-
-    def _deviations(self, metric: Metric, sizes: Tensor, done: Pass, part: slice, by_signal: Tensor) -> Tensor:
-        return self.deviations(metric, done, sizes[part], by_signal)
 
     def _spread(self, sizes: Tensor, gates: Tensor) -> Tensor:
         """v_ik without one gate: a gate of 0 or 1 is its own square."""
