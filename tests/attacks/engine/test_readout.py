@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from engram.attacks.engine.dense import expected_power, noise_share, posterior_mean, read_out
+from engram.attacks.engine.dense import expected_power, posterior_mean, read_out, shells
+from engram.attacks.engine.self_tuning import NOISY_SOFTNESS, SOFTNESS, derive_scales, noise_share
+from engram.attacks.settings import EngineSettings
+from engram.models.networks import DenseNetwork
 from engram.models.row_space import Frequencies, find_image_space
+from engram.models.tasks import Binary
+from engram.models.view import AttackerView
 from tests.models.test_row_space import PIXELS, SHAPE, drawn
 
 
@@ -23,14 +30,44 @@ def test_posterior_mean_equals_ridge_regression_frequency_by_frequency() -> None
     power = torch.linspace(2, 1, 128, dtype=torch.float64)
     result = posterior_mean(rows, found, sent, power)
     left = rows - sent.T @ found
-    for first, last in ((0, 32), (32, 64), (64, 128)):
-        ridge = float(left[:, first:last].square().mean() / power[first:last].mean())
+
+    def regressed(place: int, ridge: float) -> np.ndarray:
+        """As least squares with the prior as additional equations."""
+        equations = np.concatenate([sent.T.numpy(), np.sqrt(ridge) * np.eye(4)])
+        right = np.concatenate([rows[:, place].numpy(), np.zeros(4)])
+        return np.asarray(np.linalg.lstsq(equations, right, rcond=None)[0])
+
+    for first, last in itertools.pairwise(shells(128)):
+        noise, expected = float(left[:, first:last].square().mean()), float(power[first:last].mean())
+        squares = np.mean([regressed(place, noise / expected) ** 2 for place in range(first, last)])
+        variances = np.diag(np.linalg.inv((sent @ sent.T).numpy() / noise + np.eye(4) / expected))
+        shown = squares + np.mean(variances)
         for place in range(first, last):
-            # as least squares with the prior as additional equations
-            equations = np.concatenate([sent.T.numpy(), np.sqrt(ridge) * np.eye(4)])
-            right = np.concatenate([rows[:, place].numpy(), np.zeros(4)])
-            expected = np.linalg.lstsq(equations, right, rcond=None)[0]
-            np.testing.assert_allclose(result[:, place].numpy(), expected, rtol=1e-8)
+            np.testing.assert_allclose(result[:, place].numpy(), regressed(place, noise / shown), rtol=1e-8)
+
+
+@pytest.mark.parametrize("too", [1 / 5, 5.0])
+def test_a_wrong_power_is_corrected_by_the_weights(too: float) -> None:
+    """Where images are far stronger or weaker than photographs, the read-out follows the weights."""
+    sent, frequencies = drawn(8, 300, seed=5), Frequencies.of(SHAPE)
+    power = expected_power(PIXELS, 0.2)
+    images = frequencies.coefficients(natural(8, seed=4, pixel_std=0.2))
+    rows = sent.T @ images + 3 * drawn(300, PIXELS, seed=6)
+    identity = torch.eye(8, dtype=torch.float64)
+
+    def missed(given: Tensor) -> float:
+        return float((given - images).square().sum() / images.square().sum())
+
+    corrected = posterior_mean(rows, torch.zeros_like(images), sent, too * power)
+    ridges = 9 / (too * power)
+    fixed = torch.stack(
+        [
+            torch.linalg.solve(sent @ sent.T + ridge * identity, sent @ row)
+            for ridge, row in zip(ridges, rows.T, strict=True)
+        ],
+        1,
+    )
+    assert missed(corrected) < missed(fixed)
 
 
 def test_finds_parts_of_images_outside_the_row_space() -> None:
@@ -61,3 +98,18 @@ def test_the_share_of_noise_in_the_energy() -> None:
     assert noise_share(noise, 0.3) == pytest.approx(1, rel=0.1)
     assert noise_share(2 * noise, 0.3) == pytest.approx(0.25, rel=0.1)
     assert noise_share(noise, 0.0) == 0
+
+
+@pytest.mark.parametrize(("learnt", "softness", "candidates"), [(1.0, SOFTNESS, 40), (0.01, NOISY_SOFTNESS, 80)])
+def test_noisy_layers_have_softer_gates_and_more_candidates(
+    learnt: float, softness: float, candidates: int
+) -> None:
+    images, sent = natural(8, seed=4, pixel_std=0.2), drawn(8, 300, seed=5)
+    first = learnt * sent.T @ images + 0.01 * drawn(300, PIXELS, seed=6)
+    network = DenseNetwork((first, drawn(1, 300, seed=7)), (None, None))
+    scales = derive_scales(AttackerView(network, SHAPE, Binary()), EngineSettings(dtype="float64"))
+    generator = torch.Generator().manual_seed(0)
+    probe = scales.latent_std * torch.randn(512, scales.space.rank, generator=generator, dtype=torch.float64)
+    spread = float((probe @ scales.network.weights[0].T).std())
+    assert scales.slope * spread == pytest.approx(softness, rel=0.02)
+    assert scales.candidates == candidates

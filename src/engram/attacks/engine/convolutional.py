@@ -99,7 +99,7 @@ def pose(view: AttackerView[ConvNetwork], settings: EngineSettings) -> Problem:
     inside = torch.randn(PROBES, space.rank, generator=generator, dtype=torch.float64).to(inner)
     inside *= (features.square().sum(1).mean() / space.rank).sqrt()
     excited = functional.linear(inside, reduced.weights[0], reduced.biases[0])
-    candidates = settings.candidates or candidates_for(2 * strong_directions(space.strengths))
+    candidates = settings.candidates or candidates_for(strong_directions(space.strengths))
     candidates += -candidates % view.task.label_count
     margin = MARGIN_PER_SPREAD * float(reduced(inside).std().clamp(min=1e-12))
     scales = Scales(

@@ -20,13 +20,14 @@ proportions are held too, and so is their gradient.
 
 If most of the first layer is the noise of its initialisation, few directions are above it, and images in their
 span are blurred. But W_1 = W_0 + sum_i delta_i x_iᵀ is linear in the images, and the candidates determine the
-signals delta_i (`read_out`). In an octave of frequencies where images have power p and the candidates leave s²
-of a weight unexplained, the posterior mean of all images X [m, octave] is
+signals delta_i (`read_out`). In a shell of frequencies where images have power p and the candidates leave s² of a
+weight unexplained, the posterior mean of all images X [m, shell] is
 
     (D Dᵀ / s² + 1 / p)⁻¹ D W / s²,    D [m, h] the signals
 
-Signals follow from images, so this is repeated. If the model's misfit outweighs the noise, as from a small start,
-it would do harm: docs/engine-log.md.
+p is that of photographs, corrected once by what the weights show. Signals would follow from the new images, but to
+repeat it is no gain: each round fits more of the noise. If the model's misfit outweighs the noise, as from a small
+start, even one would do harm: docs/engine-log.md.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from engram.attacks.engine.objective import Corners, Objective
 from engram.attacks.engine.self_tuning import (
     CLASSES_RIDGE,
     MOST_STEPS,
+    MOSTLY_NOISE,
     NOISY_SHARE,
     NOISY_STEPS,
     PIXEL_STD,
@@ -59,7 +61,7 @@ from engram.attacks.engine.self_tuning import (
 from engram.core.errors import ConfigError
 from engram.core.loop import State
 from engram.models.networks import DenseNetwork
-from engram.models.row_space import Frequencies, bands
+from engram.models.row_space import Frequencies
 from engram.models.view import AttackerView
 
 
@@ -143,17 +145,10 @@ def _weighted(unit: Pass, sizes: Tensor) -> Pass:
     return replace(unit, arriving=arriving, signals=signals)
 
 
-ROUNDS = 2
-MOSTLY = 0.5
-"""Least share of noise in a layer's energy for `read_out`."""
 IN_USE = 1e-3
 """Candidates whose signal is weaker than this share of the strongest stay unchanged: W has no trace of them."""
-
-
-def noise_share(weight: Tensor, noise_std: float) -> float:
-    """The share of noise of this standard deviation in the energy of W."""
-    energy = float(weight.double().square().sum())
-    return noise_std**2 * weight.numel() / max(energy, 1e-300)
+NARROWEST_SHELL, WIDER = 12, 1.35
+"""Frequencies in the first shell, and how much further each one reaches than the one before."""
 
 
 def read_out(
@@ -166,28 +161,41 @@ def read_out(
     """Images [m, d] read out of W [h, d] over frequencies; `signals` maps images to signals [m, h], with duals."""
     found = frequencies.coefficients(images.double())
     power = expected_power(rows.shape[1], pixel_std).to(rows)
-    for _ in range(ROUNDS):
-        sent = signals(frequencies.pixels(found).to(images.dtype)).double()
-        strengths = sent.norm(dim=1)
-        used = strengths > IN_USE * strengths.max()
-        found[used] = posterior_mean(rows, found[used], sent[used], power)
+    sent = signals(images).double()
+    strengths = sent.norm(dim=1)
+    used = strengths > IN_USE * strengths.max()
+    found[used] = posterior_mean(rows, found[used], sent[used], power)
     return frequencies.pixels(found).to(images.dtype)
 
 
 def posterior_mean(rows: Tensor, found: Tensor, sent: Tensor, power: Tensor) -> Tensor:
     """Images [m, d] over frequencies from W [h, d], their signals [m, h] and their expected power [d].
 
-    What `found`, the current images, leaves unexplained is the noise of each octave.
+    What `found`, the current images, leaves unexplained is the noise of each shell. The power there is replaced by
+    the mean square of images that are like the expected ones and explain W: one step of expectation maximisation.
     """
     left = rows - sent.T @ found
-    overlaps, projected = sent @ sent.T, sent @ rows
-    identity = torch.eye(len(sent), dtype=sent.dtype, device=sent.device)
+    overlaps, patterns = torch.linalg.eigh(sent @ sent.T)
+    overlaps, projected = overlaps.clamp(min=0), patterns.T @ (sent @ rows)
     result = torch.empty_like(found)
-    for first, last in itertools.pairwise([0, *reversed(bands(rows.shape[1]))]):
+    for first, last in itertools.pairwise(shells(rows.shape[1])):
         noise = left[:, first:last].square().mean()
-        ridge = noise / power[first:last].mean()
-        result[:, first:last] = torch.linalg.solve(overlaps + ridge * identity, projected[:, first:last])
+        shrunk = (overlaps + noise / power[first:last].mean())[:, None]
+        shown = (projected[:, first:last] / shrunk).square().mean() + (noise / shrunk).mean()
+        result[:, first:last] = patterns @ (projected[:, first:last] / (overlaps + noise / shown)[:, None])
     return result
+
+
+def shells(inputs: int) -> list[int]:
+    """Where shells of frequencies end, from 0 on; finer than octaves, since the power of images falls steeply.
+
+    >>> shells(60)
+    [0, 12, 16, 21, 28, 37, 49, 60]
+    """
+    ends = [0, min(NARROWEST_SHELL, inputs)]
+    while ends[-1] < inputs:
+        ends.append(min(inputs, int(WIDER * ends[-1])))
+    return ends
 
 
 def expected_power(count: int, pixel_std: float) -> Tensor:
@@ -349,12 +357,10 @@ class Engine(EngineIteration[DenseNetwork]):
         """Reading out takes time for every start."""
         return super().closing if self._noisy_rows is None else 0.05
 
-    @cached_property
+    @property
     def is_noisy(self) -> bool:
-        """Whether much of the layer is noise, as where people train; a known start is subtracted."""
-        known = self.posed.update is not None
-        noise = 0.0 if known else noise_share(self.posed.network.weights[0], self.scales.space.noise_std)
-        return noise > NOISY_SHARE
+        """Whether much of the layer is noise, as where people train."""
+        return self.scales.noise > NOISY_SHARE
 
     @property
     def longest(self) -> int:
@@ -387,15 +393,11 @@ class Engine(EngineIteration[DenseNetwork]):
     @cached_property
     def _noisy_rows(self) -> tuple[Frequencies, Tensor] | None:
         """The first layer over frequencies, computed once for all starts, if most of it is noise; else None."""
-        weight, shape = self.posed.network.weights[0], self.posed.input_shape
-        if (
-            self.posed.update is not None
-            or len(shape) != 3
-            or noise_share(weight, self.scales.space.noise_std) <= MOSTLY
-        ):
+        shape = self.posed.input_shape
+        if len(shape) != 3 or self.scales.noise <= MOSTLY_NOISE:
             return None
         frequencies = Frequencies.of(shape)
-        return frequencies, frequencies.coefficients(weight.double())
+        return frequencies, frequencies.coefficients(self.posed.network.weights[0].double())
 
     def _signals(self, images: Tensor, duals: Tensor, labels: Tensor) -> Tensor:
         """What the candidates send to the first layer, [m, h]."""

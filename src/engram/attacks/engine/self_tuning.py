@@ -17,11 +17,14 @@ from engram.models.view import AttackerView
 
 PIXEL_STD = 0.2
 """Spread of centred pixels as a share of the pixel range: 0.2 to 0.3 for photographs, faces and digits."""
-SOFTNESS = 10.0
-"""Gates are soft over a tenth of the pre-activations' spread on natural inputs."""
+SOFTNESS, NOISY_SOFTNESS = 10.0, 4.0
+"""Gates are soft over a tenth of the pre-activations' spread on natural inputs. In a noisy layer the part of an
+image outside the row space moves gates too, by an amount that the row space can't tell: over a quarter."""
 MARGIN_PER_SPREAD = 2.0
 """Margins of memorised samples are about twice the outputs' spread on random inputs in the row space."""
-FEWEST_CANDIDATES = 40
+FEWEST_CANDIDATES, FEWEST_READ_OUT = 40, 80
+"""The second where most of the layer is noise: the read-out tells more images apart than the few directions that
+stand out."""
 MANY_DIRECTIONS = 150
 MANY_CANDIDATES = 700
 FILLED, FILLING = 70, 140
@@ -40,6 +43,17 @@ def candidates_for(rank: int) -> int:
     (40, 467, 800)
     """
     return max(FEWEST_CANDIDATES, rank + 2 * min(rank, MANY_DIRECTIONS))
+
+
+NOISY_SHARE, MOSTLY_NOISE = 0.1, 0.5
+"""Shares of noise in the first layer's energy from which a layer is noisy, and from which images are read out over
+all frequencies."""
+
+
+def noise_share(weight: Tensor, noise_std: float) -> float:
+    """The share of noise of this standard deviation in the energy of W."""
+    energy = float(weight.double().square().sum())
+    return noise_std**2 * weight.numel() / max(energy, 1e-300)
 
 
 STILL, MOVED = 2.0, 8.0
@@ -103,6 +117,8 @@ class Scales:
     dual: float
     update: Tensor | None = None
     """What training added to the first layer, [h, r (+1)], if its start is known."""
+    noise: float = 0.0
+    """The share of noise in the first layer's energy; a start that is known is subtracted."""
 
     @property
     def target(self) -> Tensor:
@@ -129,9 +145,11 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
     background = (
         len(view.input_shape) == 3 and update is None and has_background(network.weights[0], space.noise_std)
     )
-    candidates = settings.candidates or dense_candidates(
-        rank, several_classes=view.task.label_count > 2, background=background
-    )
+    noise = 0.0 if update is not None else noise_share(network.weights[0], space.noise_std)
+    usual = dense_candidates(rank, several_classes=view.task.label_count > 2, background=background)
+    if len(view.input_shape) == 3 and noise > MOSTLY_NOISE:
+        usual = max(usual, FEWEST_READ_OUT)
+    candidates = settings.candidates or usual
     candidates += -candidates % view.task.label_count
     margin = MARGIN_PER_SPREAD * float(outputs.std().clamp(min=1e-12))
     own, written = parameters(reduced, 0), None
@@ -146,9 +164,10 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
         space=space,
         candidates=candidates,
         latent_std=latent_std,
-        slope=SOFTNESS / float(excited.std().clamp(min=1e-12)),
+        slope=(NOISY_SOFTNESS if noise > NOISY_SHARE else SOFTNESS) / float(excited.std().clamp(min=1e-12)),
         dual=norm / (margin * candidates),
         update=written,
+        noise=noise,
     )
 
 
@@ -181,8 +200,6 @@ CORNERS_PRIOR = 1.0
 FEWEST_STEPS, MOST_STEPS, NOISY_STEPS = 40, 500, 300
 """Steps of a start; in longer ones candidates fit residue of training, or the noise of a noisy layer, not images
 (docs/engine-log.md)."""
-NOISY_SHARE = 0.1
-"""Share of noise in the first layer's energy from which a layer is noisy."""
 WORTHWHILE = 100
 """Steps of a third or later start, at least."""
 MOST_RESTARTS = 40
