@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from engram.attacks.engine.dense import REFRESH, Engine, HeldLayers
+from engram.attacks.engine.self_tuning import SOFTNESS
 from engram.attacks.settings import EngineSettings
 from engram.core.loop import State
 from engram.models.tasks import task_named
@@ -24,6 +27,9 @@ def _engine(task_name: str, *, widths: tuple[int, ...] = (30, 20, 10)) -> Engine
     view = AttackerView(network, (1, 4, 4), task_named(task_name, outputs))
     engine = Engine(view, EngineSettings(candidates=12, restarts=1, prior=0.5, dtype="float64"))
     engine.__dict__["posed"] = view  # unchanged: also with only the runner-up's dual
+    excited = engine.scales.network.weights[0].norm(dim=1).mean() * engine.scales.latent_std
+    # gates as sharp as where a layer is learnt: a random one is taken for noise
+    engine.__dict__["scales"] = replace(engine.scales, slope=SOFTNESS / float(excited), noise=0.0)
     return engine
 
 

@@ -14,7 +14,7 @@ from engram.attacks.engine.self_tuning import NOISY_SOFTNESS, SOFTNESS, derive_s
 from engram.attacks.settings import EngineSettings
 from engram.models.networks import DenseNetwork
 from engram.models.row_space import Frequencies, find_image_space
-from engram.models.tasks import Binary
+from engram.models.tasks import Multiclass
 from engram.models.view import AttackerView
 from tests.models.test_row_space import PIXELS, SHAPE, drawn
 
@@ -100,14 +100,14 @@ def test_the_share_of_noise_in_the_energy() -> None:
     assert noise_share(noise, 0.0) == 0
 
 
-@pytest.mark.parametrize(("learnt", "softness", "candidates"), [(1.0, SOFTNESS, 40), (0.01, NOISY_SOFTNESS, 80)])
+@pytest.mark.parametrize(("learnt", "softness", "candidates"), [(1.0, SOFTNESS, 48), (0.01, NOISY_SOFTNESS, 81)])
 def test_noisy_layers_have_softer_gates_and_more_candidates(
     learnt: float, softness: float, candidates: int
 ) -> None:
     images, sent = natural(8, seed=4, pixel_std=0.2), drawn(8, 300, seed=5)
     first = learnt * sent.T @ images + 0.01 * drawn(300, PIXELS, seed=6)
-    network = DenseNetwork((first, drawn(1, 300, seed=7)), (None, None))
-    scales = derive_scales(AttackerView(network, SHAPE, Binary()), EngineSettings(dtype="float64"))
+    network = DenseNetwork((first, drawn(3, 300, seed=7)), (None, None))
+    scales = derive_scales(AttackerView(network, SHAPE, Multiclass(3)), EngineSettings(dtype="float64"))
     generator = torch.Generator().manual_seed(0)
     probe = scales.latent_std * torch.randn(512, scales.space.rank, generator=generator, dtype=torch.float64)
     spread = float((probe @ scales.network.weights[0].T).std())

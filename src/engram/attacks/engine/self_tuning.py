@@ -19,7 +19,8 @@ PIXEL_STD = 0.2
 """Spread of centred pixels as a share of the pixel range: 0.2 to 0.3 for photographs, faces and digits."""
 SOFTNESS, NOISY_SOFTNESS = 10.0, 4.0
 """Gates are soft over a tenth of the pre-activations' spread on natural inputs. In a noisy layer the part of an
-image outside the row space moves gates too, by an amount that the row space can't tell: over a quarter."""
+image outside the row space moves gates too, by an amount that the row space can't tell: over a quarter with several
+classes; two were found to lose confident candidates."""
 MARGIN_PER_SPREAD = 2.0
 """Margins of memorised samples are about twice the outputs' spread on random inputs in the row space."""
 FEWEST_CANDIDATES, FEWEST_READ_OUT = 40, 80
@@ -146,6 +147,7 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
         len(view.input_shape) == 3 and update is None and has_background(network.weights[0], space.noise_std)
     )
     noise = 0.0 if update is not None else noise_share(network.weights[0], space.noise_std)
+    softness = NOISY_SOFTNESS if noise > NOISY_SHARE and view.task.label_count > 2 else SOFTNESS
     usual = dense_candidates(rank, several_classes=view.task.label_count > 2, background=background)
     if len(view.input_shape) == 3 and noise > MOSTLY_NOISE:
         usual = max(usual, FEWEST_READ_OUT)
@@ -164,7 +166,7 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
         space=space,
         candidates=candidates,
         latent_std=latent_std,
-        slope=(NOISY_SOFTNESS if noise > NOISY_SHARE else SOFTNESS) / float(excited.std().clamp(min=1e-12)),
+        slope=softness / float(excited.std().clamp(min=1e-12)),
         dual=norm / (margin * candidates),
         update=written,
         noise=noise,
