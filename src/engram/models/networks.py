@@ -18,6 +18,7 @@ from engram.core.errors import ConfigError
 from engram.models.activations import RELU, Activation, Pointwise
 from engram.models.architecture import Architecture, AvgPool, Conv, Dense, Flatten, Layer, MaxPool, Nonlinearity
 from engram.models.row_space import RowSpace, first_layer_space
+from engram.models.uniform_start import EdgeReading, read_edges
 
 SUPPORTED = (
     "fully-connected networks with one kind of activation, and one output (binary, regression) or one per class, "
@@ -145,7 +146,7 @@ class DenseNetwork(Network):
         if self.gain is None:
             return self
         made = replace(self, gain=None)
-        made.__dict__["_row_spaces"] = self._row_spaces  # of the same weights
+        made.__dict__.update(_row_spaces=self._row_spaces, _edges=self._edges)  # of the same weights
         return made
 
     @property
@@ -159,9 +160,11 @@ class DenseNetwork(Network):
         return sizes if self.activation == RELU else f"{sizes} {self.activation}"
 
     def scaled(self, factor: float) -> DenseNetwork:
-        """The first layer's weights times a factor; row spaces that are known are kept."""
+        """The first layer's weights times a factor; what is known of them is kept."""
         made = replace(self, weights=(factor * self.weights[0], *self.weights[1:]))
         made._row_spaces.update({shape: space.scaled(factor) for shape, space in self._row_spaces.items()})
+        for shape, edges in self._edges.items():
+            made._edges[shape] = None if edges is None else edges.scaled(factor)
         return made
 
     def row_space(self, input_shape: tuple[int, ...]) -> RowSpace:
@@ -170,8 +173,19 @@ class DenseNetwork(Network):
             self._row_spaces[input_shape] = first_layer_space(self.weights[0], input_shape)
         return self._row_spaces[input_shape]
 
+    def edges(self, input_shape: tuple[int, ...]) -> EdgeReading | None:
+        """What training added to a first layer that started uniform, for inputs of that shape, or None if it shows
+        no edges. Computed once."""
+        if input_shape not in self._edges:
+            self._edges[input_shape] = read_edges(self.weights[0], self.biases[0], input_shape)
+        return self._edges[input_shape]
+
     @cached_property
     def _row_spaces(self) -> dict[tuple[int, ...], RowSpace]:
+        return {}
+
+    @cached_property
+    def _edges(self) -> dict[tuple[int, ...], EdgeReading | None]:
         return {}
 
 

@@ -75,13 +75,12 @@ class RowSpace:
         return shares / shares.square().mean().sqrt()
 
 
-def find_row_space(weight: Tensor) -> RowSpace:
-    """Directions of W [h, d] above the noise edge; the noise level is estimated from the spectrum's lower end.
-
-    At least one direction is kept.
+def find_row_space(weight: Tensor, noise_std: float | None = None) -> RowSpace:
+    """Directions of W [h, d] above the noise edge; a noise level that is not known is estimated from the spectrum's
+    lower end. At least one direction is kept.
     """
     values, directions = decompose(weight.double())
-    noise_std = noise_level(values, weight.shape[0], weight.shape[1])
+    noise_std = noise_level(values, *weight.shape) if noise_std is None else noise_std
     edge = max(noise_edge(noise_std, *weight.shape), floor_of_rounding(values, weight.dtype))
     detected = int((values > SAFETY * edge).sum())
     rank = max(1, detected)
@@ -205,14 +204,34 @@ NARROWEST = 32
 """Least number of frequencies in the narrowest band, also the first shell; each further band has twice as many."""
 
 
-def find_image_space(weight: Tensor, shape: tuple[int, int, int]) -> RowSpace:
-    """Directions of W [h, C H W] above the noise in the band that resolves them best; at least one is kept."""
+def find_image_space(
+    weight: Tensor, shape: tuple[int, int, int], noise_std: float | None = None
+) -> RowSpace:
+    """Directions of W [h, C H W] above the noise in the band that resolves them best; at least one is kept. A noise
+    level that is not known is estimated."""
     frequencies = Frequencies.of(shape)
     rows = frequencies.coefficients(weight.double())
-    neurons, inputs = rows.shape
     values = singular_values(rows)
-    noise_std = noise_level(values, neurons, inputs)
+    noise_std = noise_level(values, *rows.shape) if noise_std is None else noise_std
     rounding = floor_of_rounding(values, weight.dtype)
+    detected, patterns = resolved_patterns(rows, values, noise_std, rounding)
+    strengths, basis = rotated(rows, keep_signal(patterns.T @ rows, noise_std))
+    return RowSpace(
+        basis=frequencies.pixels(basis).to(weight.dtype),
+        strengths=strengths,
+        detected=detected,
+        singular_values=values,
+        noise_std=noise_std,
+        edge=max(noise_edge(noise_std, *rows.shape), rounding),
+    )
+
+
+def resolved_patterns(
+    rows: Tensor, values: Tensor, noise_std: float, rounding: float = 0.0
+) -> tuple[int, Tensor]:
+    """How many directions of W [h, d] over frequencies stand out in the band that resolves them best, and their
+    patterns of the neurons, [h, that many], at least one; `values` are the singular values of W."""
+    neurons, inputs = rows.shape
 
     def edge_of(width: int) -> float:
         return max(noise_edge(noise_std, neurons, width), rounding)
@@ -221,16 +240,21 @@ def find_image_space(weight: Tensor, shape: tuple[int, int, int]) -> RowSpace:
     for width in bands(inputs)[1:]:
         narrow = Band.of(singular_values(rows[:, :width]), neurons, width, edge_of(width))
         best = narrow if narrow.overlap > best.overlap else best
-    patterns = strongest_patterns(rows[:, : best.width], max(1, best.detected))
-    strengths, basis = rotated(rows, keep_signal(patterns.T @ rows, noise_std))
-    return RowSpace(
-        basis=frequencies.pixels(basis).to(weight.dtype),
-        strengths=strengths,
-        detected=best.detected,
-        singular_values=values,
-        noise_std=noise_std,
-        edge=edge_of(inputs),
-    )
+    return best.detected, strongest_patterns(rows[:, : best.width], max(1, best.detected))
+
+
+def standing_out(weight: Tensor, shape: tuple[int, ...], noise_std: float) -> Tensor:
+    """What stands out of noise of this level in W [h, d]: its patterns and directions, as far as noise leaves them."""
+    if len(shape) != 3:
+        values, directions = decompose(weight)
+        above = values[values > SAFETY * noise_edge(noise_std, *weight.shape)]
+        own = directions[: len(above)]
+        kept = (1 - noise_std**2 * sum(weight.shape) / above.square()).clamp(min=0)
+        return (weight @ own.T * kept) @ own
+    frequencies = Frequencies.of((shape[0], shape[1], shape[2]))
+    rows = frequencies.coefficients(weight)
+    _, patterns = resolved_patterns(rows, singular_values(rows), noise_std)
+    return frequencies.pixels(patterns @ keep_signal(patterns.T @ rows, noise_std))
 
 
 @dataclass(frozen=True)
@@ -314,12 +338,13 @@ def rotated(rows: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
     return squares.flip(0).clamp(min=0).sqrt(), (span @ vectors.flip(1)).T
 
 
-def first_layer_space(weight: Tensor, input_shape: tuple[int, ...]) -> RowSpace:
-    """What the first layer has learnt; for images, found among the frequencies in which images are strong."""
+def first_layer_space(weight: Tensor, input_shape: tuple[int, ...], noise_std: float | None = None) -> RowSpace:
+    """What the first layer has learnt; for images, found among the frequencies in which images are strong. A noise
+    level that is not known is estimated."""
     if len(input_shape) != 3:
-        return find_row_space(weight)
+        return find_row_space(weight, noise_std)
     channels, height, width = input_shape
-    return find_image_space(weight, (channels, height, width))
+    return find_image_space(weight, (channels, height, width), noise_std)
 
 
 @dataclass(frozen=True, eq=False)

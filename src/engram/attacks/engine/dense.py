@@ -55,7 +55,6 @@ from engram.attacks.engine.self_tuning import (
     Scales,
     derive_scales,
     first_prior,
-    has_background,
     sums_moved,
 )
 from engram.core.errors import ConfigError
@@ -196,6 +195,22 @@ def shells(inputs: int) -> list[int]:
     while ends[-1] < inputs:
         ends.append(min(inputs, int(WIDER * ends[-1])))
     return ends
+
+
+EXTENSION = 0.2
+"""The power of the part of an image that a noisy row space leaves open falls with this power of the rank of its
+frequency. Photographs have 1, but the directions were shrunk towards low frequencies already (docs/engine-log.md)."""
+
+
+def extended(basis: Tensor, frequencies: Frequencies) -> Tensor:
+    """The expected images [r, d] of directions V [r, d], given those: C Vᵀ (V C Vᵀ)⁻¹, C the power over frequencies.
+
+    An image with coordinates z is z times that: V of it is z, and what V leaves open is filled as images are.
+    """
+    over = frequencies.coefficients(basis.double())
+    power = torch.arange(1, over.shape[1] + 1, dtype=over.dtype, device=over.device) ** -EXTENSION
+    filled = torch.linalg.solve((over * power) @ over.T, over * power)
+    return frequencies.pixels(filled).to(basis.dtype)
 
 
 def expected_power(count: int, pixel_std: float) -> Tensor:
@@ -345,12 +360,10 @@ class Engine(EngineIteration[DenseNetwork]):
             self._held[0] = HeldLayers.at(self.objective, {**state, **stored}, metric, float(state["held_prior"]))
         return self._held[0].gradients(self.objective, state, metric, moving=moving)
 
-    @cached_property
+    @property
     def has_background(self) -> bool:
         """Only where the network is given pixels as they are, less their mean."""
-        if not self.uses_prior or self.view.network.gain is not None or self.posed.update is not None:
-            return False
-        return has_background(self.posed.network.weights[0], self.scales.space.noise_std)
+        return self.uses_prior and self.view.network.gain is None and self.scales.background
 
     @property
     def closing(self) -> float:
@@ -380,24 +393,40 @@ class Engine(EngineIteration[DenseNetwork]):
         return moved
 
     def shown(self, moved: Tensor, duals: Tensor, labels: Tensor) -> Tensor:
-        """In the row space; if noise leaves it few directions, read out over all frequencies."""
+        """In the row space. If noise leaves it few directions, with what they let expect of the others; if even
+        fewer, read out over all frequencies."""
         images = self.images(moved)
-        if self._noisy_rows is None:
-            return self._pixels(images)
-        frequencies, rows = self._noisy_rows
-        signals = partial(self._signals, duals=duals, labels=labels)
-        low, high = self.posed.pixel_range
-        read = read_out(images.flatten(1), rows, signals, frequencies, PIXEL_STD * (high - low))
-        return self._pixels(read.view_as(images))
+        if self._noisy_rows is not None:
+            frequencies, rows = self._noisy_rows
+            signals = partial(self._signals, duals=duals, labels=labels)
+            low, high = self.posed.pixel_range
+            read = read_out(images.flatten(1), rows, signals, frequencies, PIXEL_STD * (high - low))
+            images = read.view_as(images)
+        elif self._extended is not None:
+            images = (moved @ self._extended.to(moved.dtype)).view_as(images)
+        return self._pixels(images)
 
     @cached_property
     def _noisy_rows(self) -> tuple[Frequencies, Tensor] | None:
-        """The first layer over frequencies, computed once for all starts, if most of it is noise; else None."""
-        shape = self.posed.input_shape
-        if len(shape) != 3 or self.scales.noise <= MOSTLY_NOISE:
+        """The first layer over frequencies, computed once for all starts, if most of it is noise without edges; else
+        None."""
+        frequencies = self._frequencies
+        if frequencies is None or self.scales.noise <= MOSTLY_NOISE or self.scales.has_edges:
             return None
-        frequencies = Frequencies.of(shape)
         return frequencies, frequencies.coefficients(self.posed.network.weights[0].double())
+
+    @cached_property
+    def _extended(self) -> Tensor | None:
+        """The images [r, d] that belong to the directions of a noisy layer, computed once."""
+        if self._frequencies is None or not self.is_noisy or not self.uses_prior:
+            return None
+        return extended(self.scales.space.basis, self._frequencies)
+
+    @property
+    def _frequencies(self) -> Frequencies | None:
+        """Of images."""
+        shape = self.posed.input_shape
+        return Frequencies.of((shape[0], shape[1], shape[2])) if len(shape) == 3 else None
 
     def _signals(self, images: Tensor, duals: Tensor, labels: Tensor) -> Tensor:
         """What the candidates send to the first layer, [m, h]."""

@@ -117,9 +117,14 @@ class Scales:
     slope: float
     dual: float
     update: Tensor | None = None
-    """What training added to the first layer, [h, r (+1)], if its start is known."""
+    """What training added to the first layer, [h, r (+1)], if its start is known or the edges of a uniform one show
+    it."""
     noise: float = 0.0
     """The share of noise in the first layer's energy; a start that is known is subtracted."""
+    background: bool = False
+    """Whether the weights show images on a flat background."""
+    has_edges: bool = False
+    """Whether the start was uniform, and the update is what its edges show."""
 
     @property
     def target(self) -> Tensor:
@@ -129,8 +134,10 @@ class Scales:
 
 def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
     """Rotate the first layer into its row space and measure the scales there."""
-    network, update = view.network, view.update
-    space = network.row_space(view.input_shape) if update is None else update.space
+    network, known, is_image = view.network, view.update, len(view.input_shape) == 3
+    edges = network.edges(view.input_shape) if known is None else None
+    added = known or edges
+    space = network.row_space(view.input_shape) if added is None else added.space
     # In float64 and then rounded, like the decomposition.
     inner = network.weights[0].double() @ space.basis.double().T
     reduced = network.with_params({**network.params, "layers.0.weight": inner})
@@ -143,21 +150,23 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
     probe = probe.to(device=inner.device, dtype=settings.torch_dtype)
     excited = torch.nn.functional.linear(probe, reduced.weights[0], reduced.biases[0])
     outputs = reduced(probe)
-    background = (
-        len(view.input_shape) == 3 and update is None and has_background(network.weights[0], space.noise_std)
-    )
-    noise = 0.0 if update is not None else noise_share(network.weights[0], space.noise_std)
-    softness = NOISY_SOFTNESS if noise > NOISY_SHARE and view.task.label_count > 2 else SOFTNESS
+    learnt = network.weights[0] if edges is None else edges.even
+    background = is_image and known is None and has_background(learnt, space.noise_std)
+    noise = 0.0 if known is not None else noise_share(network.weights[0], space.noise_std)
+    if edges is not None:
+        noise = noise_share(network.weights[0], edges.bound / math.sqrt(3))
+    soft = view.task.label_count > 2 or edges is not None
+    softness = NOISY_SOFTNESS if noise > NOISY_SHARE and soft else SOFTNESS
     usual = dense_candidates(rank, several_classes=view.task.label_count > 2, background=background)
-    if len(view.input_shape) == 3 and noise > MOSTLY_NOISE:
+    if is_image and noise > MOSTLY_NOISE:
         usual = max(usual, FEWEST_READ_OUT)
     candidates = settings.candidates or usual
     candidates += -candidates % view.task.label_count
     margin = MARGIN_PER_SPREAD * float(outputs.std().clamp(min=1e-12))
     own, written = parameters(reduced, 0), None
-    if update is not None:
-        written = update.rows.double() @ space.basis.double().T
-        written = written if update.bias is None else torch.cat([written, update.bias[:, None].double()], 1)
+    if added is not None:
+        written = added.rows.double() @ space.basis.double().T
+        written = written if added.bias is None else torch.cat([written, added.bias[:, None].double()], 1)
         written = written.to(own)
     # sum_i lambda_i margin_i, as the outputs are linear in the layer
     norm = float(own.square().sum() if written is None else (own * written).sum().abs())
@@ -170,6 +179,8 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
         dual=norm / (margin * candidates),
         update=written,
         noise=noise,
+        background=background,
+        has_edges=edges is not None,
     )
 
 
