@@ -177,7 +177,8 @@ class DenseNetwork(Network):
         """What training added to a first layer that started uniform, for inputs of that shape, or None if it shows
         no edges. Computed once."""
         if input_shape not in self._edges:
-            self._edges[input_shape] = read_edges(self.weights[0], self.biases[0], input_shape)
+            noise_std = self.row_space(input_shape).noise_std
+            self._edges[input_shape] = read_edges(self.weights[0], self.biases[0], input_shape, noise_std)
         return self._edges[input_shape]
 
     @cached_property

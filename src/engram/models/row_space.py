@@ -204,9 +204,7 @@ NARROWEST = 32
 """Least number of frequencies in the narrowest band, also the first shell; each further band has twice as many."""
 
 
-def find_image_space(
-    weight: Tensor, shape: tuple[int, int, int], noise_std: float | None = None
-) -> RowSpace:
+def find_image_space(weight: Tensor, shape: tuple[int, int, int], noise_std: float | None = None) -> RowSpace:
     """Directions of W [h, C H W] above the noise in the band that resolves them best; at least one is kept. A noise
     level that is not known is estimated."""
     frequencies = Frequencies.of(shape)
@@ -226,9 +224,7 @@ def find_image_space(
     )
 
 
-def resolved_patterns(
-    rows: Tensor, values: Tensor, noise_std: float, rounding: float = 0.0
-) -> tuple[int, Tensor]:
+def resolved_patterns(rows: Tensor, values: Tensor, noise_std: float, rounding: float = 0.0) -> tuple[int, Tensor]:
     """How many directions of W [h, d] over frequencies stand out in the band that resolves them best, and their
     patterns of the neurons, [h, that many], at least one; `values` are the singular values of W."""
     neurons, inputs = rows.shape

@@ -13,9 +13,8 @@ the lower one,
 and its Fisher information is KAPPA / (a t), where a straight sum of weights has 3 / a². So D + s / information is
 D with noise of variance a t / KAPPA: for t = 0.07 a, four times less than in W itself. Matrices of low rank stand
 out of it that W hides (such a transformation of the entries is optimal for that: Perry, Wein, Bandeira and Moitra
-2018). What stands out is subtracted, which leaves a smaller t, and the edges are read again.
-
-Only where training added little: with t above KAPPA a / 3 the weights themselves say more.
+2018). What stands out is subtracted, which leaves a smaller t, and the edges are read again. With t above KAPPA a / 3
+the weights themselves say more, so what stands out of them is subtracted before anything is read.
 """
 
 from __future__ import annotations
@@ -40,6 +39,8 @@ FLAT = 0.9
 near zero; a normal one has 0.77."""
 CLOSE = 0.01
 """A bound is told to within this share of it."""
+LEAST_NOISE = 0.1
+"""Share of noise in a layer's energy below which there is nothing to gain."""
 WORTHWHILE = 1.5
 """Times the information of the weights themselves, at least, in the median row."""
 FEWEST = 10_000
@@ -71,19 +72,24 @@ class EdgeReading:
         return replace(self, bound=factor * self.bound, rows=factor * self.rows, noise=factor * self.noise)
 
 
-def read_edges(weight: Tensor, bias: Tensor | None, shape: tuple[int, ...]) -> EdgeReading | None:
-    """D of a layer W [h, d] for inputs of that shape, or None if its start shows no edges worth reading."""
+def read_edges(
+    weight: Tensor, bias: Tensor | None, shape: tuple[int, ...], noise_std: float
+) -> EdgeReading | None:
+    """D of a layer W [h, d] for inputs of that shape, with noise of this level; None if its start shows no edges, or
+    if they say little more than the weights themselves."""
     rows = weight.double()
-    bound = uniform_bound(rows)
-    if bound is None or shares_of_spread(rows, bound)[0].median() > KAPPA / 3 / WORTHWHILE:
+    if float(rows.square().mean()) > noise_std**2 / LEAST_NOISE:
         return None
-    seen, noise = _read(rows, torch.zeros_like(rows), bound)
+    known = standing_out(rows, shape, noise_std)
+    bound = uniform_bound(rows - known)
+    if bound is None or shares_of_spread(rows - known, bound)[0].median() > KAPPA / 3 / WORTHWHILE:
+        return None
+    seen, noise = _read(rows, known, bound)
     for _ in range(ROUNDS):
         known = noise[:, None] * standing_out(seen / noise[:, None], shape, 1.0)
         seen, noise = _read(rows, known, bound)
     space = first_layer_space(seen / noise[:, None], shape, 1.0)
-    offset = None if bias is None else _read_bias(bias.double(), rows, bound)
-    return EdgeReading(bound, seen, offset, noise, space)
+    return EdgeReading(bound, seen, None if bias is None else _read_bias(bias.double(), rows, bound), noise, space)
 
 
 def _read(rows: Tensor, known: Tensor, bound: float) -> tuple[Tensor, Tensor]:
