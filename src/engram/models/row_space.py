@@ -76,9 +76,8 @@ class RowSpace:
 
 
 def find_row_space(weight: Tensor, noise_std: float | None = None) -> RowSpace:
-    """Directions of W [h, d] above the noise edge; a noise level that is not known is estimated from the spectrum's
-    lower end. At least one direction is kept.
-    """
+    """Directions of W [h, d] above the noise edge; at least one is kept. A noise level that is not known is taken
+    from the spectrum's lower end."""
     values, directions = decompose(weight.double())
     noise_std = noise_level(values, *weight.shape) if noise_std is None else noise_std
     edge = max(noise_edge(noise_std, *weight.shape), floor_of_rounding(values, weight.dtype))
@@ -205,8 +204,7 @@ NARROWEST = 32
 
 
 def find_image_space(weight: Tensor, shape: tuple[int, int, int], noise_std: float | None = None) -> RowSpace:
-    """Directions of W [h, C H W] above the noise in the band that resolves them best; at least one is kept. A noise
-    level that is not known is estimated."""
+    """Directions of W [h, C H W] above the noise in the band that resolves them best; at least one is kept."""
     frequencies = Frequencies.of(shape)
     rows = frequencies.coefficients(weight.double())
     values = singular_values(rows)
@@ -240,7 +238,7 @@ def resolved_patterns(rows: Tensor, values: Tensor, noise_std: float, rounding: 
 
 
 def standing_out(weight: Tensor, shape: tuple[int, ...], noise_std: float) -> Tensor:
-    """What stands out of noise of this level in W [h, d]: its patterns and directions, as far as noise leaves them."""
+    """What stands out of noise of this level in W [h, d], as far as noise leaves it."""
     if len(shape) != 3:
         values, directions = decompose(weight)
         above = values[values > SAFETY * noise_edge(noise_std, *weight.shape)]
@@ -335,8 +333,7 @@ def rotated(rows: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def first_layer_space(weight: Tensor, input_shape: tuple[int, ...], noise_std: float | None = None) -> RowSpace:
-    """What the first layer has learnt; for images, found among the frequencies in which images are strong. A noise
-    level that is not known is estimated."""
+    """What the first layer has learnt; for images, found among the frequencies in which images are strong."""
     if len(input_shape) != 3:
         return find_row_space(weight, noise_std)
     channels, height, width = input_shape

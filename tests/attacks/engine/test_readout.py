@@ -9,12 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from engram.attacks.engine.dense import expected_power, posterior_mean, read_out, shells
+from engram.attacks.engine.dense import (
+    EXTENSION,
+    Engine,
+    expected_power,
+    extended,
+    posterior_mean,
+    read_out,
+    shells,
+)
 from engram.attacks.engine.self_tuning import NOISY_SOFTNESS, SOFTNESS, derive_scales, noise_share
 from engram.attacks.settings import EngineSettings
 from engram.models.networks import DenseNetwork
 from engram.models.row_space import Frequencies, find_image_space
-from engram.models.tasks import Multiclass
+from engram.models.tasks import Binary, Multiclass
 from engram.models.view import AttackerView
 from tests.models.test_row_space import PIXELS, SHAPE, drawn
 
@@ -113,3 +121,51 @@ def test_noisy_layers_have_softer_gates_and_more_candidates(
     spread = float((probe @ scales.network.weights[0].T).std())
     assert scales.slope * spread == pytest.approx(softness, rel=0.02)
     assert scales.candidates == candidates
+
+
+def test_an_extension_is_the_mean_of_normal_images_with_these_coordinates() -> None:
+    """By conditioning on V x = z, in pixels."""
+    frequencies, basis = Frequencies.of(SHAPE), torch.linalg.qr(drawn(PIXELS, 5, seed=11)).Q.T
+    cosines = frequencies.pixels(torch.eye(PIXELS, dtype=torch.float64))
+    power = np.arange(1, PIXELS + 1) ** -EXTENSION
+    covariance = (cosines.numpy().T * power) @ cosines.numpy()
+    across = covariance @ basis.numpy().T
+    expected = across @ np.linalg.inv(basis.numpy() @ across)
+    found = extended(basis, frequencies)
+    np.testing.assert_allclose(found.numpy(), expected.T, atol=1e-10)
+    torch.testing.assert_close(found @ basis.T, torch.eye(5, dtype=torch.float64))
+
+
+def _started_uniform() -> DenseNetwork:
+    """A network whose first layer learnt little of eight images."""
+    sent, images = drawn(8, 300, seed=5), natural(8, seed=4, pixel_std=0.2)
+    bound = PIXELS**-0.5
+    start = torch.empty(300, PIXELS, dtype=torch.float64)
+    start.uniform_(-bound, bound, generator=torch.Generator().manual_seed(12))
+    learnt = sent.T @ images
+    return DenseNetwork(
+        (start + 0.1 * bound * learnt / learnt.square().mean().sqrt(), drawn(1, 300, seed=7)), (None, None)
+    )
+
+
+def test_the_engine_explains_what_the_edges_show() -> None:
+    network = _started_uniform()
+    scales = derive_scales(AttackerView(network, SHAPE, Binary()), EngineSettings(dtype="float64"))
+    edges = network.edges(SHAPE)
+    assert edges is not None
+    assert scales.has_edges
+    assert scales.noise > 0.9
+    torch.testing.assert_close(scales.target, edges.rows @ edges.space.basis.T)
+    torch.testing.assert_close(scales.network.weights[0], network.weights[0] @ edges.space.basis.T)
+
+
+@pytest.mark.parametrize("prior", [None, 0.0])
+def test_candidates_of_layers_with_edges_are_shown_extended(prior: float | None) -> None:
+    view = AttackerView(_started_uniform(), SHAPE, Binary())
+    engine = Engine(view, EngineSettings(dtype="float64", prior=prior))
+    latents = engine.draw(0)
+    duals, labels = torch.ones(len(latents), dtype=torch.float64), torch.zeros(len(latents), dtype=torch.long)
+    shown, basis = engine.shown(latents, duals, labels).flatten(1), engine.scales.space.basis
+    torch.testing.assert_close(shown @ basis.T, latents)
+    inside = torch.allclose(shown, latents @ basis)
+    assert inside == (prior == 0), "without a prior, nothing is filled in"

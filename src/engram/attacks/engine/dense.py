@@ -198,14 +198,14 @@ def shells(inputs: int) -> list[int]:
 
 
 EXTENSION = 0.2
-"""The power of the part of an image that a noisy row space leaves open falls with this power of the rank of its
-frequency. Photographs have 1, but the directions were shrunk towards low frequencies already (docs/engine-log.md)."""
+"""The power of what a noisy row space leaves open falls as rank^-0.2 over frequencies. That of photographs falls
+as 1 / rank, but the directions were shrunk towards low frequencies already (docs/engine-log.md)."""
 
 
 def extended(basis: Tensor, frequencies: Frequencies) -> Tensor:
-    """The expected images [r, d] of directions V [r, d], given those: C Vᵀ (V C Vᵀ)⁻¹, C the power over frequencies.
+    """The images [r, d] to expect of directions V [r, d]: (V C Vᵀ)⁻¹ V C, with C the power over frequencies.
 
-    An image with coordinates z is z times that: V of it is z, and what V leaves open is filled as images are.
+    An image of coordinates z is z times that: what V leaves open is filled as images are.
     """
     over = frequencies.coefficients(basis.double())
     power = torch.arange(1, over.shape[1] + 1, dtype=over.dtype, device=over.device) ** -EXTENSION
@@ -408,8 +408,7 @@ class Engine(EngineIteration[DenseNetwork]):
 
     @cached_property
     def _noisy_rows(self) -> tuple[Frequencies, Tensor] | None:
-        """The first layer over frequencies, computed once for all starts, if most of it is noise without edges; else
-        None."""
+        """The first layer over frequencies, computed once for all starts, if most of it is noise without edges."""
         frequencies = self._frequencies
         if frequencies is None or self.scales.noise <= MOSTLY_NOISE or self.scales.has_edges:
             return None

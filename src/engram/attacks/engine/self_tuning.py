@@ -19,8 +19,8 @@ PIXEL_STD = 0.2
 """Spread of centred pixels as a share of the pixel range: 0.2 to 0.3 for photographs, faces and digits."""
 SOFTNESS, NOISY_SOFTNESS = 10.0, 4.0
 """Gates are soft over a tenth of the pre-activations' spread on natural inputs. In a noisy layer the part of an
-image outside the row space moves gates too, by an amount that the row space can't tell: over a quarter with several
-classes; two were found to lose confident candidates."""
+image outside the row space moves gates too, by an amount that the row space can't tell: over a quarter. Two
+classes without edges keep a tenth, since confident candidates were lost (docs/engine-log.md)."""
 MARGIN_PER_SPREAD = 2.0
 """Margins of memorised samples are about twice the outputs' spread on random inputs in the row space."""
 FEWEST_CANDIDATES, FEWEST_READ_OUT = 40, 80
@@ -117,8 +117,7 @@ class Scales:
     slope: float
     dual: float
     update: Tensor | None = None
-    """What training added to the first layer, [h, r (+1)], if its start is known or the edges of a uniform one show
-    it."""
+    """What training added to the first layer, [h, r (+1)], if its start is known or has edges."""
     noise: float = 0.0
     """The share of noise in the first layer's energy; a start that is known is subtracted."""
     background: bool = False
