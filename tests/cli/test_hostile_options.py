@@ -113,7 +113,7 @@ STOPPED = (
     "engram.data.catalog._download",
     "engram.auditing.watch.serve",
     "engram.cli.sweep_run.drive",
-    "engram.sweep.ray_tasks.connected",
+    "engram.sweep.executors.connected",
     "engram.papers.catalogue.Run.experiments",
 )
 """Where the long work of a command begins. Those of `run` have been given their candidates: memory counts."""

@@ -23,7 +23,7 @@ from engram.attacks.settings import EngineSettings  # noqa: E402
 from engram.core.errors import ConfigError  # noqa: E402
 from engram.core.runs import read_index  # noqa: E402
 from engram.pipeline import attack  # noqa: E402
-from engram.sweep.ray_tasks import RayTasks, on_cluster  # noqa: E402
+from engram.sweep.executors import RayTasks, on_cluster  # noqa: E402
 from engram.sweep.summary import conclude  # noqa: E402
 from engram.sweep.sweep import drive  # noqa: E402
 from tests.sweep import small  # noqa: E402

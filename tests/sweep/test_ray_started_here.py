@@ -18,7 +18,7 @@ import engram  # noqa: E402
 from engram.data.choice import DataChoice  # noqa: E402
 from engram.members import pool as pools  # noqa: E402
 from engram.members.scores import in_process  # noqa: E402
-from engram.sweep.ray_tasks import RayChunks  # noqa: E402
+from engram.sweep.executors import RayChunks  # noqa: E402
 from tests.defences.cases import CLASSES  # noqa: E402
 from tests.members.test_chunks import model, sets  # noqa: E402
 

@@ -179,7 +179,7 @@ def chosen_runner(jobs: int, ray: str | None, device: str) -> Iterator[Runner]:
     from engram.members.scores import Forked, in_process
 
     if ray is not None:
-        from engram.sweep.ray_tasks import RayChunks
+        from engram.sweep.executors import RayChunks
 
         if jobs > 1:
             raise ConfigError("--jobs does nothing with --ray, which fills the cluster; leave it out")

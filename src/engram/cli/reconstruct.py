@@ -162,7 +162,7 @@ def chosen_place(jobs: int | None, ray: str | None, device: str) -> Elsewhere | 
         raise ConfigError("--ray has nothing to do without --jobs; say how many processes with --jobs N")
     from functools import partial
 
-    from engram.sweep.ray_tasks import on_cluster
+    from engram.sweep.executors import on_cluster
 
     return partial(on_cluster, ray)
 

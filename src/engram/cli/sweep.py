@@ -218,7 +218,7 @@ def chosen_executor(
     if ray is not None and jobs is not None:
         raise ConfigError("--jobs does nothing with --ray, which fills the cluster; leave it out")
     if ray is not None:
-        from engram.sweep.ray_tasks import RayTasks
+        from engram.sweep.executors import RayTasks
 
         return RayTasks(ray, cpus=cpus or 1.0, gpus=gpus or 0.0)
     if cpus is not None or gpus is not None:

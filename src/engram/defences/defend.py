@@ -267,7 +267,7 @@ def _computed(
 ) -> Iterator[DefenceRow]:
     """The rows as they end, in any order."""
     if ray is not None:
-        from engram.sweep.ray_tasks import on_cluster
+        from engram.sweep.executors import on_cluster
 
         yield from on_cluster(ray, order.row, wanted)
     elif jobs == 1:
