@@ -148,6 +148,7 @@ def attack(
     """
     if elsewhere is None:
         require_jobs(1 + len(chosen.others))
+    chosen.begun(0.0)  # reading the weights counts too
     budget = _budget(chosen, seconds)
     observed, snapshots = list(observers), None
     if directory is not None:
