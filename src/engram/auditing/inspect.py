@@ -46,8 +46,8 @@ class Spectrum:
     """The first layer's singular values [min(h, d)], descending, and where their noise ends.
 
     `rank` counts the directions of the row space above the noise: those whose value is above `threshold` =
-    `SAFETY` x `edge` and, for images, weaker ones that stand out at low frequencies. Where the layer is too small
-    to estimate its noise, the noise is None and all directions count.
+    `SAFETY` x `edge`, for images weaker ones that stand out at low frequencies, and those `at_edges`. Where the
+    layer is too small to estimate its noise, the noise is None and all directions count.
     """
 
     values: Tensor
@@ -55,11 +55,14 @@ class Spectrum:
     noise_std: float | None
     edge: float | None
     threshold: float | None
+    at_edges: int = 0
+    """Directions that only the edges of a uniform start show (`models/uniform_start.py`)."""
 
     @property
     def hidden(self) -> int:
         """Directions that stand out from the noise only at low frequencies."""
-        return 0 if self.threshold is None else max(0, self.rank - int((self.values > self.threshold).sum()))
+        seen = self.rank - self.at_edges
+        return 0 if self.threshold is None else max(0, seen - int((self.values > self.threshold).sum()))
 
 
 def noise_is_measurable(rows: int, columns: int) -> bool:
@@ -182,7 +185,7 @@ class Description:
     """Which of them the attack reads: the first, or with convolutions the first fully-connected one."""
     space: RowSpace
     spectrum: Spectrum
-    """Row space and spectrum of that layer."""
+    """Row space and spectrum of that layer; the row space of its edges, if they show more directions."""
     equations: Equations | None
     """None where features are read: their number says nothing about images."""
     margin: MarginEstimate | None
@@ -209,8 +212,12 @@ def describe(
     network = view.network if dense is None else dense.network
     read = next(index for index, weight in enumerate(network.weights) if weight.ndim == 2)
     progress(f"inspecting: row space of layers.{read}", 0.0)
-    space = _row_space(network, read, view.input_shape)
-    first = spectrum(space, *network.weights[read].shape)
+    own = _row_space(network, read, view.input_shape)
+    first, space = spectrum(own, *network.weights[read].shape), own
+    edges = network.edges(view.input_shape) if isinstance(network, DenseNetwork) else None
+    if edges is not None and edges.space.detected > first.rank:
+        space = edges.space
+        first = replace(first, rank=space.detected, at_edges=space.detected - first.rank)
     return Description(
         name=view.network.name,
         architecture=view.network.architecture.text if isinstance(view.network, ConvNetwork) else None,
@@ -218,7 +225,7 @@ def describe(
         dtype=str(network.weights[read].dtype).removeprefix("torch."),
         homogeneous=network.is_homogeneous,
         activation=str(network.activation),
-        layers=_layers(network, read, space, progress),
+        layers=_layers(network, read, own, progress),
         read=read,
         space=space,
         spectrum=first,

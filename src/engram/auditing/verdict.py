@@ -163,6 +163,7 @@ def inspection_record(
         "row_space": {
             "layer": found.read_layer.name,
             "rank": found.spectrum.rank,
+            "at_edges": found.spectrum.at_edges,
             "noise_std": found.spectrum.noise_std,
             "edge": found.spectrum.edge,
             "threshold": found.spectrum.threshold,

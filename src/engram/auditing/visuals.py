@@ -199,7 +199,9 @@ def spectrum_chart(spectrum: Spectrum, layer: str) -> Chart:
             Series("noise threshold", [x.low, x.high], 2 * [spectrum.threshold], kind="dashed", colour=1)
         )
     summary = f"{spectrum.rank} directions of {layer} stand above its noise"
-    summary += f", {spectrum.hidden} of them only at low frequencies." if spectrum.hidden else "."
+    summary += f", {spectrum.hidden} of them only at low frequencies" if spectrum.hidden else ""
+    summary += f", {spectrum.at_edges} of them only at the edges of its uniform start" if spectrum.at_edges else ""
+    summary += "."
     return Chart(f"Spectrum of {layer}", x, y, series, summary=summary)
 
 

@@ -284,7 +284,8 @@ def _directions(spectrum: Spectrum) -> str:
     if spectrum.edge is not None:
         edge = f"above {spectrum.threshold:.3g} (noise ends at {spectrum.edge:.3g})"
     hidden = f", and {spectrum.hidden} that stand out at low frequencies" if spectrum.hidden else ""
-    return f"{spectrum.rank - spectrum.hidden} directions {edge}{hidden}"
+    shown = f", and {spectrum.at_edges} that the edges of its uniform start show" if spectrum.at_edges else ""
+    return f"{spectrum.rank - spectrum.hidden - spectrum.at_edges} directions {edge}{hidden}{shown}"
 
 
 def _sample_facts(found: Examination, energy: str) -> dict[str, str]:
