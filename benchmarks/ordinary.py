@@ -47,6 +47,8 @@ class Script:
     augmented: bool = False
     norm: bool = False
     """Batch norm after the first layer."""
+    normal: bool = False
+    """Whether the first layer starts normal instead of uniform, equally wide."""
     known_seed: bool = False
     """Whether the attacker knows the seed of the start."""
 
@@ -64,10 +66,11 @@ class Script:
             layers.append(self.activation())
         outputs = 1 if self.classes == 2 else self.classes
         network = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs, bias=not self.small))
-        if self.small:
-            with torch.no_grad():
-                for value in network[1].parameters():
-                    value.mul_(0.01)
+        with torch.no_grad():
+            for value in network[1].parameters():
+                value.mul_(0.01 if self.small else 1)
+                if self.normal:
+                    value.normal_(0, (3 * 3072) ** -0.5)
         return network
 
     def trained(self, inputs: Tensor, labels: Tensor, seed: int) -> nn.Sequential:
@@ -90,12 +93,14 @@ WIDE = (1000, 1000)
 SCRIPTS = {
     "adam": Script("Adam", 500),
     "sgd": Script("SGD with momentum", 500, optimiser="sgd"),
+    "sgd-normal": Script("SGD with momentum, normal start", 500, optimiser="sgd", normal=True),
     "sgd-decay": Script("SGD with momentum and weight decay 1e-3", 500, optimiser="sgd", decay=1e-3, epochs=200),
     "adam-augmented": Script("Adam, flips and shifts", 500, augmented=True, epochs=200),
     "adam-100": Script("Adam", 100, epochs=150),
     "adam-100-norm": Script("Adam, batch norm after the first layer", 100, epochs=150, norm=True),
     "adam-2000": Script("Adam", 2000, epochs=40),
     "binary-sgd": Script("SGD with momentum", 50, 2, "sgd", epochs=300),
+    "binary-sgd-normal": Script("SGD with momentum, normal start", 50, 2, "sgd", epochs=300, normal=True),
     "binary-decay": Script("SGD with momentum and weight decay 5e-3", 50, 2, "sgd", 5e-3, 1000),
     "binary-adam": Script("Adam", 50, 2, epochs=200),
     "binary-100": Script("SGD with momentum and weight decay 1e-3", 100, 2, "sgd", 1e-3, 300),

@@ -18,11 +18,11 @@ from engram.attacks.engine.dense import (
     read_out,
     shells,
 )
-from engram.attacks.engine.self_tuning import NOISY_SOFTNESS, SOFTNESS, derive_scales, noise_share
+from engram.attacks.engine.self_tuning import SOFTER, SOFTNESS, derive_scales, noise_share
 from engram.attacks.settings import EngineSettings
 from engram.models.networks import DenseNetwork
 from engram.models.row_space import Frequencies, find_image_space
-from engram.models.tasks import Binary, Multiclass
+from engram.models.tasks import Binary, Multiclass, Task
 from engram.models.view import AttackerView
 from tests.models.test_row_space import PIXELS, SHAPE, drawn
 
@@ -108,14 +108,19 @@ def test_the_share_of_noise_in_the_energy() -> None:
     assert noise_share(noise, 0.0) == 0
 
 
-@pytest.mark.parametrize(("learnt", "softness", "candidates"), [(1.0, SOFTNESS, 48), (0.01, NOISY_SOFTNESS, 81)])
-def test_noisy_layers_have_softer_gates_and_more_candidates(
-    learnt: float, softness: float, candidates: int
+@pytest.mark.parametrize(
+    ("classes", "learnt", "softness", "candidates"),
+    [(3, 1.0, SOFTER, 48), (3, 0.01, SOFTER, 81), (2, 1.0, SOFTNESS, 40), (2, 0.01, SOFTNESS, 80)],
+)
+def test_several_classes_have_softer_gates_and_noisy_layers_more_candidates(
+    classes: int, learnt: float, softness: float, candidates: int
 ) -> None:
     images, sent = natural(8, seed=4, pixel_std=0.2), drawn(8, 300, seed=5)
     first = learnt * sent.T @ images + 0.01 * drawn(300, PIXELS, seed=6)
-    network = DenseNetwork((first, drawn(3, 300, seed=7)), (None, None))
-    scales = derive_scales(AttackerView(network, SHAPE, Multiclass(3)), EngineSettings(dtype="float64"))
+    outputs = classes if classes > 2 else 1
+    network = DenseNetwork((first, drawn(outputs, 300, seed=7)), (None, None))
+    task: Task = Multiclass(classes) if classes > 2 else Binary()
+    scales = derive_scales(AttackerView(network, SHAPE, task), EngineSettings(dtype="float64"))
     generator = torch.Generator().manual_seed(0)
     probe = scales.latent_std * torch.randn(512, scales.space.rank, generator=generator, dtype=torch.float64)
     spread = float((probe @ scales.network.weights[0].T).std())

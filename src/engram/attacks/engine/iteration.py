@@ -59,8 +59,8 @@ def adam(state: State, name: str, gradient: Tensor, rate: float | Tensor, step: 
     state[name].sub_(mean.div(spread).mul_(rate / (1 - BETAS[0] ** step)))
 
 
-DUAL_RATE = 0.05
-"""Adam's rate as a share of the mean dual."""
+DUAL_RATE, CLASSES_DUAL_RATE = 0.05, 0.025
+"""Adam's rate as a share of the mean dual, for two classes and for more."""
 HELD_DUALS = 0.2
 """With several classes, the share of a start during which the duals are held constant."""
 NEARLY_DONE = 0.7
@@ -239,7 +239,8 @@ class EngineIteration(Attack, Generic[N]):
         decay = 0.5 * (1 + math.cos(math.pi * phase.share))
         adam(state, self.moved, by_moved, self.rate * decay, phase.step + 1)
         if self._duals_move(phase):
-            adam(state, "duals", by_duals, DUAL_RATE * self.scales.dual * decay, phase.step + 1)
+            share = CLASSES_DUAL_RATE if self.several_classes else DUAL_RATE
+            adam(state, "duals", by_duals, share * self.scales.dual * decay, phase.step + 1)
         if not self.posed.task.has_signed_duals:
             state["duals"].clamp_(min=0)
         state["start_step"] += 1

@@ -17,10 +17,10 @@ from engram.models.view import AttackerView
 
 PIXEL_STD = 0.2
 """Spread of centred pixels as a share of the pixel range: 0.2 to 0.3 for photographs, faces and digits."""
-SOFTNESS, NOISY_SOFTNESS = 10.0, 4.0
-"""Gates are soft over a tenth of the pre-activations' spread on natural inputs. In a noisy layer the part of an
-image outside the row space moves gates too, by an amount that the row space can't tell: over a quarter. Two
-classes without edges keep a tenth, since confident candidates were lost (docs/engine-log.md)."""
+SOFTNESS, SOFTER = 10.0, 4.0
+"""Gates are soft over a tenth of the pre-activations' spread on natural inputs, or over a quarter. Softer ones find
+more with several classes, and in noisy layers with edges: there the part of an image outside the row space moves
+gates too. Otherwise two classes lose images by them (docs/engine-log.md)."""
 MARGIN_PER_SPREAD = 2.0
 """Margins of memorised samples are about twice the outputs' spread on random inputs in the row space."""
 FEWEST_CANDIDATES, FEWEST_READ_OUT = 40, 80
@@ -154,9 +154,9 @@ def derive_scales(view: AttackerView, settings: EngineSettings) -> Scales:
     noise = 0.0 if known is not None else noise_share(network.weights[0], space.noise_std)
     if edges is not None:
         noise = noise_share(network.weights[0], edges.bound / math.sqrt(3))
-    soft = view.task.label_count > 2 or edges is not None
-    softness = NOISY_SOFTNESS if noise > NOISY_SHARE and soft else SOFTNESS
-    usual = dense_candidates(rank, several_classes=view.task.label_count > 2, background=background)
+    several = view.task.label_count > 2
+    softness = SOFTER if several or edges is not None else SOFTNESS
+    usual = dense_candidates(rank, several_classes=several, background=background)
     if is_image and noise > MOSTLY_NOISE:
         usual = max(usual, FEWEST_READ_OUT)
     candidates = settings.candidates or usual
