@@ -18,9 +18,9 @@ from engram.models.view import AttackerView
 PIXEL_STD = 0.2
 """Spread of centred pixels as a share of the pixel range: 0.2 to 0.3 for photographs, faces and digits."""
 SOFTNESS, SOFTER = 10.0, 4.0
-"""Gates are soft over a tenth of the pre-activations' spread on natural inputs, or over a quarter. Softer ones find
-more with several classes, and in noisy layers with edges: there the part of an image outside the row space moves
-gates too. Otherwise two classes lose images by them (docs/engine-log.md)."""
+"""Gates are soft over a tenth of the pre-activations' spread on natural inputs, or over a quarter. Softer ones
+find more with several classes, and in noisy layers with edges: there the part of an image outside the row space
+moves gates too. Otherwise two classes lose images by them (docs/engine-log.md)."""
 MARGIN_PER_SPREAD = 2.0
 """Margins of memorised samples are about twice the outputs' spread on random inputs in the row space."""
 FEWEST_CANDIDATES, FEWEST_READ_OUT = 40, 80
