@@ -261,7 +261,7 @@ class Engine(EngineIteration[DenseNetwork]):
             raise ConfigError(f"{self.view.network.name} has convolutions; create the attack with `make_attack`")
         network, scale, update = dense.network.bare, self._scale, dense.update
         if scale != 1:
-            network.row_space(dense.input_shape)  # found once, for the description too
+            network.edges(dense.input_shape)  # and the row space: found once, for the description too
             network, update = network.scaled(scale), None if update is None else update.scaled(scale)
         return replace(dense, network=network, update=update, task=dense.task.with_all_duals())
 
