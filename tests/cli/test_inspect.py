@@ -18,7 +18,7 @@ from tests.cli.command import engram
 KEYS = {
     "": "model schema_version input_shape task name architecture parameters dtype homogeneous activation layers "
     "row_space equations margin samples verdict",
-    "row_space": "layer rank noise_std edge threshold singular_values",
+    "row_space": "layer rank at_edges noise_std edge threshold singular_values",
     "equations": "samples equations unknowns most_samples row_space_equations row_space_unknowns "
     "row_space_most_samples",
     "margin": "margin sum_of_duals",

@@ -19,8 +19,9 @@ from engram.core.errors import require
 from engram.core.loop import Progress, silent
 from engram.core.loop import part as part_of
 from engram.members.kkt import KKT, DensePart, kkt
+from engram.models import row_space
 from engram.models.networks import ConvNetwork, DenseNetwork, Network
-from engram.models.row_space import SAFETY, RowSpace, find_row_space, marchenko_pastur_quantile, noise_level
+from engram.models.row_space import SAFETY, RowSpace, marchenko_pastur_quantile, noise_level
 from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.scoring.metrics import ssim
@@ -93,14 +94,6 @@ def remaining_noise(values: Tensor, rows: int, columns: int) -> Noise | None:
     energy = float(values.square().sum())
     std = noise_level(values, rows, columns, LOWER_FIFTH)
     return Noise(std, min(1.0, std**2 * rows * columns / energy) if energy > 0 else 0.0)
-
-
-def whole_row_space(weight: Tensor) -> RowSpace:
-    """Every direction of W [h, d], down to rounding: for layers too small to separate noise from signal."""
-    _, values, directions = torch.linalg.svd(weight.double(), full_matrices=False)
-    kept = values > max(weight.shape) * torch.finfo(weight.dtype).eps * values[0]
-    rank = int(kept.sum())
-    return RowSpace(directions[:rank].to(weight.dtype), values[:rank], rank, values, 0.0, 0.0)
 
 
 def spectrum(space: RowSpace, rows: int, columns: int) -> Spectrum:
@@ -264,12 +257,12 @@ def _row_space(network: Network, read: int, input_shape: tuple[int, ...]) -> Row
     """Of the layer that is read; a layer too small to estimate its noise keeps every direction."""
     weight = network.weights[read]
     if not noise_is_measurable(*weight.shape):
-        return whole_row_space(weight)
+        return row_space.whole_row_space(weight)
     if isinstance(network, DenseNetwork):
         return network.row_space(input_shape)
     if isinstance(network, ConvNetwork) and network.has_head:
         return network.head.row_space((weight.shape[1],))
-    return find_row_space(weight)
+    return row_space.find_row_space(weight)
 
 
 def _margin(view: AttackerView[DenseNetwork]) -> MarginEstimate | None:

@@ -86,6 +86,14 @@ def find_row_space(weight: Tensor, noise_std: float | None = None) -> RowSpace:
     return RowSpace(directions[:rank].to(weight.dtype), values[:rank], detected, values, noise_std, edge)
 
 
+def whole_row_space(weight: Tensor) -> RowSpace:
+    """Every direction of W [h, d], down to rounding: for layers too small to separate noise from signal."""
+    _, values, directions = torch.linalg.svd(weight.double(), full_matrices=False)
+    kept = values > max(weight.shape) * torch.finfo(weight.dtype).eps * values[0]
+    rank = int(kept.sum())
+    return RowSpace(directions[:rank].to(weight.dtype), values[:rank], rank, values, 0.0, 0.0)
+
+
 def noise_edge(std: float, rows: int, columns: int) -> float:
     """Where the singular values of noise [rows, columns] end."""
     return std * (math.sqrt(rows) + math.sqrt(columns))
