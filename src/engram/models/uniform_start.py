@@ -10,8 +10,8 @@ and mirrored at the lower one,
 
     s(w) = phi(u) / (t Phi(-u)),    u = (|w| - a) / t
 
-and its Fisher information is KAPPA / (a t), where a straight sum of weights has 3 / a². So D + s / information is
-D with noise of variance a t / KAPPA: for t = 0.07 a, four times less than in W itself. Matrices of low rank stand
+and its Fisher information is KAPPA / (a t), where a straight sum of weights has 3 / a². So s / information is D
+with noise of variance a t / KAPPA: for t = 0.07 a, four times less than in W itself. Matrices of low rank stand
 out of it that W hides (such a transformation of the entries is optimal for that: Perry, Wein, Bandeira and Moitra
 2018). What stands out is subtracted, which leaves a smaller t, and the edges are read again. With t above
 KAPPA a / 3 the weights themselves say more, so what stands out of them is subtracted before anything is read.
