@@ -16,6 +16,8 @@ import torch
 from engram.attacks.engine.dense import Engine
 from engram.attacks.reconstruction import Reconstruction
 from engram.attacks.settings import EngineSettings
+from engram.auditing import record
+from engram.auditing.run import audit
 from engram.auditing.watch import Watcher, live_page, serve
 from engram.cli.reconstruct import view
 from engram.core.errors import CheckpointError, ConfigError
@@ -24,7 +26,7 @@ from engram.core.loop import Budget, Snapshots, run
 from engram.models.tasks import Binary
 from engram.models.view import AttackerView
 from engram.pipeline import attack
-from tests.auditing.cases import SHAPE
+from tests.auditing.cases import QUICK, SHAPE, faces, memorising
 from tests.cases import network
 
 
@@ -168,3 +170,32 @@ def test_a_damaged_snapshot_of_a_finished_run_is_named(running: Path) -> None:
     snapshots.save(position, {**state, "start_length": torch.tensor(0)})
     with pytest.raises(CheckpointError, match="is damaged: division by zero; start again in another directory"):
         attack(engine, directory=running, resume=True)
+
+
+def test_a_report_grows_until_the_attack_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "FIRST_MOMENT", 1e-3)
+    report, seen = tmp_path / "run" / "report.html", list[str]()
+
+    def look(what: str, share: float) -> None:
+        if what.startswith("attacking") and report.exists():
+            seen.append(report.read_text())
+
+    audit(
+        memorising(),
+        input_shape=SHAPE,
+        train=faces(0),
+        held_out=faces(20),
+        settings=QUICK,
+        baselines="none",
+        directory=tmp_path / "run",
+        progress=look,
+    )
+    assert len(set(seen)) > 1, "it grows"
+    for page in (seen[0], seen[-1]):
+        assert '<meta http-equiv="refresh" content="2">' in page
+        assert "the attack is under way" in page
+        assert "held-out, ncc&gt;0.8" in page
+        assert 0 < page.count("data:image/png;base64,") <= 24
+        assert "<script" not in page
+    assert 'http-equiv="refresh"' not in report.read_text()
+    assert "leak found" in report.read_text().lower()

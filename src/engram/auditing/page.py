@@ -136,7 +136,9 @@ def weights_section(record: AuditRecord) -> Section:
 
 def course_section(record: AuditRecord) -> Section:
     said = [f"The attack {record.attack.message}."]
-    return Section("course", "Good images over time", said, [timeline_chart(record)], reader="engineer")
+    counted = None if record.comparison is None else record.comparison.threshold.text
+    chart = timeline_chart(record.timeline, counted)
+    return Section("course", "Good images over time", said, [chart], reader="engineer")
 
 
 def settings_section(record: AuditRecord) -> Section:

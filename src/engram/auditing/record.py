@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from engram.attacks.reconstruction import Attack, Reconstruction
-from engram.auditing.comparison import SURE, Baseline, BlindView, Comparison, Risk
+from engram.auditing.comparison import SURE, Baseline, BlindView, Comparison, Risk, deciding_threshold
 from engram.auditing.inspect import Description
 from engram.auditing.verdict import NOTHING_LEARNT, AuditVerdict, Verdict, inspection_record
 from engram.core import files
@@ -59,6 +59,8 @@ class Timeline:
     data: Split | None
     protocol: ScoringProtocol | None = None
     path: Path | None = None
+    show: Callable[[Sequence[Moment], Reconstruction, str | None], None] | None = None
+    """Is shown the moments so far, the candidates of the last one, and by what they are counted."""
     moments: list[Moment] = field(default_factory=list)
     clock: StepClock = field(default_factory=StepClock)
 
@@ -76,6 +78,8 @@ class Timeline:
             found = self.attack.reconstruction(state)
             report = None if self.data is None else compare(found, self.data, protocol=self.protocol)
             self.add(step, seconds, found, report)
+            if self.show is not None:
+                self.show(self.moments, found, None if report is None else deciding_threshold(report).text)
         self.clock.tock()
 
     def add(self, step: int, seconds: float, found: Reconstruction, report: ScoreReport | None) -> None:
@@ -96,6 +100,7 @@ def _moments_by(seconds: float) -> int:
 
 
 SCHEMA_VERSION = 2
+REPORT_FILE = "report.html"
 
 
 @dataclass(frozen=True)
@@ -226,7 +231,7 @@ class AuditRecord:
         files.write_bytes(directory / "risk.csv", self.risk_csv().encode())
         files.write_json(directory / "report.json", self.to_json())
         files.write_bytes(directory / PAGE_FILE, page_bytes(page))
-        files.write_bytes(directory / "report.html", render(page).encode())
+        files.write_bytes(directory / REPORT_FILE, render(page).encode())
 
     def _repr_html_(self) -> str:
         """The verdict and the gallery, for notebooks."""

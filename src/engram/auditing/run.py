@@ -32,6 +32,7 @@ from engram.auditing.preprocessing import chosen_preprocessing, judged_mean
 from engram.auditing.preprocessing import doubts as doubts_about
 from engram.auditing.record import AttackSummary, AuditRecord, Illustration, Timeline
 from engram.auditing.verdict import decide, judge
+from engram.auditing.watch import GrowingReport
 from engram.core.errors import ConfigError, require
 from engram.core.loop import Progress, by_share, silent
 from engram.core.processes import Elsewhere
@@ -233,7 +234,9 @@ def run_audit(
     part = dense_part(view)
     description = describe(view, samples=None if data is None else len(data.train), progress=progress)
     protocol = None if data is None else default_protocol(data.train.images, view.network)
-    timeline = Timeline(chosen, data, protocol, None if directory is None else directory / TIMELINE_FILE)
+    timeline = Timeline(chosen, data, protocol)
+    if directory is not None:
+        timeline.path, timeline.show = directory / TIMELINE_FILE, GrowingReport(directory, name)
     if resume:
         timeline.resume()
     found, solution = attack(

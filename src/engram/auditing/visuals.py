@@ -22,7 +22,7 @@ from engram.scoring.report import ScoreReport
 
 if TYPE_CHECKING:
     from engram.auditing.comparison import Comparison
-    from engram.auditing.record import AuditRecord
+    from engram.auditing.record import AuditRecord, Moment
 
 
 MOST_PAIRS, MOST_OPEN = 500, 60
@@ -223,17 +223,15 @@ def confidence_chart(reliability: Reliability) -> Chart:
     return Chart("Reliability of the confidence", x, y, series, summary=listed)
 
 
-def timeline_chart(record: AuditRecord) -> Chart:
-    """Counts over the seconds of the attack; confident candidates in blind mode."""
-    moments = record.timeline
+def timeline_chart(moments: Sequence[Moment], counted: str | None = None) -> Chart:
+    """Counts over the seconds of the attack, by the threshold `counted`; confident candidates in blind mode."""
     seconds = [max(moment.seconds, 0.01) for moment in moments]
+    counts = [moment.counts[counted] for moment in moments if counted and moment.counts is not None]
     lines: dict[str, Sequence[float]] = {"confident candidates": [moment.sure for moment in moments]}
-    if record.comparison is not None:
-        name = record.comparison.threshold.text
-        counts = [moment.counts[name] for moment in moments if moment.counts is not None]
-        lines = {f"training, {name}": [count.train for count in counts]}
-        if len(record.comparison.data.held_out):
-            lines[f"held-out, {name}"] = [count.held_out or 0 for count in counts]
+    if counts:
+        lines = {f"training, {counted}": [count.train for count in counts]}
+        if counts[-1].held_out is not None:
+            lines[f"held-out, {counted}"] = [count.held_out or 0 for count in counts]
     most = max(1.0, *(max(line) for line in lines.values()))
     series = [Series(name, seconds, line, colour=index) for index, (name, line) in enumerate(lines.items())]
     x = _axis("seconds of the attack", [0.0, *seconds])

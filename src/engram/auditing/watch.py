@@ -1,9 +1,10 @@
-"""Watch a run from its directory while it is running, in the terminal or in a browser on this machine."""
+"""Watch a run while it is running: its directory, in the terminal or in a browser on this machine, and the report
+of an audit, which grows until the attack ends."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from operator import itemgetter
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from engram.attacks.reconstruction import Attack, Reconstruction
 from engram.attacks.registry import make_attack
+from engram.auditing.comparison import SURE
+from engram.auditing.record import REPORT_FILE, Moment
+from engram.auditing.visuals import timeline_chart
 from engram.core import files
 from engram.core.errors import CheckpointError, ConfigError, EngramError
 from engram.core.loop import BAD_STATE, Snapshots
@@ -186,10 +190,7 @@ def live_page(status: Status, every: float) -> str:
         y = Axis("loss", low, max(max(losses), low + 1e-12), log=positive)
         x = Axis("step", steps[0], max(steps[-1], status.total or 0))
         charts = [Chart("Loss", x, y, [Series("", steps, losses)], summary=f"latest value {losses[-1]:.4g}")]
-    pictures = [
-        Picture(data_uri(image), f"Candidate {index}", caption)
-        for index, (image, caption) in enumerate(zip(_images(status), status.captions, strict=True))
-    ]
+    pictures = [] if status.images is None else _pictures(status.images, status.captions)
     return render_live(
         title=f"{status.run}: {status.state}",
         summary=status.summary,
@@ -243,5 +244,38 @@ def serve(watcher: Watcher, *, port: int, every: float, started: Callable[[str],
         server.serve_forever(poll_interval=0.2)
 
 
-def _images(status: Status) -> list[Tensor]:
-    return [] if status.images is None else list(status.images)
+def _pictures(images: Tensor, captions: Sequence[str]) -> list[Picture]:
+    return [
+        Picture(data_uri(image), f"Candidate {index}", caption)
+        for index, (image, caption) in enumerate(zip(images, captions, strict=True))
+    ]
+
+
+GROWING_PICTURES, RELOADED = 24, 2
+"""Pictures of a growing report, and the seconds after which a browser looks at it again."""
+
+
+@dataclass(frozen=True)
+class GrowingReport:
+    """The report.html of an audit whose attack is under way: what it has found so far, blind and counted.
+
+    A browser reloads it until the report itself stands in its place.
+    """
+
+    directory: Path
+    model: str
+
+    def __call__(self, moments: Sequence[Moment], found: Reconstruction, counted: str | None) -> None:
+        now = moments[-1]
+        page = render_live(
+            title=f"{self.model}: the attack is under way",
+            summary=f"{now.seconds:.0f} s, {now.candidates:,} candidates, {now.sure:,} of them above {SURE:.0%} "
+            "confidence. This page reloads itself, and the report replaces it when the attack has ended.",
+            share=None,
+            charts=[timeline_chart(moments, counted)],
+            pictures=_pictures(*_best(found, GROWING_PICTURES)) if found.images.ndim == 4 else [],
+            note=None,
+            refresh=RELOADED,
+            product="engram audit",
+        )
+        files.write_bytes(self.directory / REPORT_FILE, page.encode())

@@ -89,6 +89,7 @@ def audit(
     from engram.attacks.registry import make_attack
     from engram.auditing.comparison import inversion_settings
     from engram.auditing.membership_report import MembershipReport
+    from engram.auditing.record import REPORT_FILE
     from engram.auditing.run import run_audit
 
     given = remembered(context, out, resume=resume)
@@ -117,6 +118,7 @@ def audit(
     )
     remember(given, out, resume=resume)
     opt.show_notes(view)
+    typer.echo(f"Open {out / REPORT_FILE} now: it shows what has been found so far")
     with progress_bar() as progress:
         record = run_audit(
             chosen,

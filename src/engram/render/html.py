@@ -269,8 +269,9 @@ def render_live(
     pictures: Sequence[Picture],
     note: str | None,
     refresh: int | None,
+    product: str = "engram watch",
 ) -> str:
-    """The page of `engram watch --web`; it reloads itself after `refresh` seconds and runs no script."""
+    """The page of a run that is under way; it reloads itself after `refresh` seconds and runs no script."""
     return (
         _environment()
         .get_template("live.html")
@@ -282,6 +283,7 @@ def render_live(
             pictures=pictures,
             note=note,
             refresh=refresh,
+            product=product,
             style=Markup(_asset("report.css")),
         )
     )
