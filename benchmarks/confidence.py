@@ -113,6 +113,22 @@ TARGETS = (
            arch="conv5x16s2 relu flatten 300 relu 1"),
     Target("convolutional", _choice("faces", "gate", 30, 12), SMALL_KERNELS,
            arch="conv3x16 relu flatten 200 relu 1"),
+    Target("convolutional", _choice("cifar10", "vehicles-animals", 40, 13), SMALL_KERNELS,
+           arch="conv3x32s2 relu flatten 300 relu 1"),
+    Target("convolutional", _choice("faces", "gate", 40, 13), SMALL_KERNELS,
+           arch="conv5x16 relu flatten 200 relu 1"),
+    Target("convolutional", _choice("mnist", "odd-even", 60, 13), SMALL_KERNELS,
+           arch="conv3x16 relu flatten 200 relu 1"),
+    Target("convolutional", _choice("cifar10", "identity", 50, 13), SMALL_KERNELS,
+           arch="conv3x16s2 relu flatten 300 relu 10"),
+    Target("convolutional", _choice("cifar10", "vehicles-animals", 60, 14), SMALL_KERNELS,
+           arch="conv3x32s2 relu flatten 400 relu 1"),
+    Target("convolutional", _choice("faces", "gate", 50, 14), SMALL_KERNELS,
+           arch="conv3x32s2 relu flatten 300 relu 1"),
+    Target("convolutional", _choice("mnist", "odd-even", 100, 14), SMALL_KERNELS,
+           arch="conv5x16s2 relu flatten 300 relu 1"),
+    Target("convolutional", _choice("cifar10", "identity", 30, 14), SMALL_KERNELS,
+           arch="conv3x32s2 relu flatten 300 relu 10"),
 )  # fmt: skip
 ROOM, REAL = 10**9, 0.8
 BINS = ((0, 0.1), (0.1, 0.3), (0.3, 0.5), (0.5, 0.7), (0.7, 0.85), (0.85, 1.01))

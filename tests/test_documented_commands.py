@@ -18,7 +18,6 @@ from engram.cli import (
     membership,
     reconstruct,
     report,
-    reproduce,
     score,
     sweep,
     train,
@@ -28,8 +27,9 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 HELP = {
     f"help of {module.__name__.rpartition('.')[2]}": module.EXAMPLES
-    for module in (audit, inspect, membership, reconstruct, reproduce, score, sweep, train)
+    for module in (audit, inspect, membership, reconstruct, score, sweep, train)
 } | {"help of demo": audit.DEMO_EXAMPLES, "help of watch": reconstruct.WATCH_EXAMPLES}
+HELP |= {"help of reproduce": score.REPRODUCE_EXAMPLES}
 HELP |= {"help of report": report.EXAMPLES, "help of compare": report.COMPARE_EXAMPLES}
 HELP |= {"help of harden": defences.EXAMPLES, "help of defend": defences.DEFEND_EXAMPLES}
 HELP |= {"help of policy init": report.INIT_EXAMPLES, "help of policy check": report.CHECK_EXAMPLES}

@@ -173,7 +173,7 @@ def test_a_time_budget_is_kept(target: Path, tmp_path: Path) -> None:
         ),
         (("reconstruct", "TARGET", "--memory", "4"), "--memory must be an amount with its unit, got '4'"),
         (("reconstruct", "TARGET", "--set", "lr_duals=1"), "--set must name one of candidates, steps, restarts"),
-        (("reconstruct", "TARGET", "--prior", "mild"), "--prior must be a number or none"),
+        (("reconstruct", "TARGET", "--prior", "mild"), "--prior must be learned, tv, none or a number"),
         (("reconstruct", "TARGET", "--budget", "soon"), "--budget must be a positive time"),
         (("reconstruct", "TARGET", "--device", "cuda:7"), "--device cuda:7 can't be used here"),
         (("train", "--data", "faces", "-n", "1000"), "ask for at most 200"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engram.cli.reproduce import reproduce
+from engram.cli.score import reproduce
 from engram.core.errors import CheckpointError, ConfigError, DataError
 from engram.papers.cases import Case
 from engram.papers.catalogue import CATALOGUE, Run, read_records

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from engram.attacks.engine.convolutional import ConvEngine
 from engram.attacks.engine.dense import Engine
+from engram.attacks.engine.image_prior import LARGEST, fits
 from engram.attacks.engine.iteration import EngineIteration, fit_to_budget
 from engram.attacks.published import PublishedScheme
 from engram.attacks.reconstruction import Attack
@@ -130,6 +131,11 @@ def _built(view: AttackerView[Network], settings: Settings) -> Attack:
         if view.features is not None:
             raise ConfigError(f"--columns can't be used with --recipe {settings.recipe}; leave it out")
         return PublishedScheme(view, settings)
+    if settings.prior == "learned" and (view.dense is None or not fits(view.input_shape)):
+        raise ConfigError(
+            f"--prior learned knows grey and coloured pictures of at most {LARGEST} pixels a side, in "
+            "fully-connected networks; leave it out"
+        )
     return Engine(view, settings) if view.dense is not None else ConvEngine(view, settings)
 
 

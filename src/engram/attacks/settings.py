@@ -21,8 +21,10 @@ class EngineSettings:
     `steps` for each of `restarts` independent starts; all their candidates are pooled. With `seconds`, a budget,
     both are upper limits: each start gets its length when it begins, so that the starts fill the time. `jobs`
     processes make the starts, process j of them j, j + jobs, ...; a start depends on seed and number alone.
-    `prior` is the strength of total variation, 0 for none; None means `PRIORS` in turn, or with more than two
-    classes `CLASSES_PRIOR`. Where many images share the weights, it is what the strength falls to over a start.
+    `prior` "tv" means total variation, "learned" also what a small network learnt from public pictures
+    (`engine/image_prior.py`), and None that where it pays: with several classes on a layer without much noise. The
+    strength is `PRIORS` in turn, or with more than two classes `CLASSES_PRIOR`; where many images share the
+    weights, that is what it falls to over a start. A number is the strength of total variation alone, 0 for none.
     For tables whose columns are named it is the strength with which one-hot values are pulled to 0 and 1; None
     means `CORNERS_PRIOR`.
     `ridge` belongs to the metric (None means `RIDGE` or `CLASSES_RIDGE`) and
@@ -38,7 +40,7 @@ class EngineSettings:
     restarts: int = 4
     jobs: int = 1
     seconds: float | None = None
-    prior: float | None = None
+    prior: float | Literal["learned", "tv"] | None = None
     ridge: float | None = None
     margin_weight: float = 0.4
     margin_tolerance: float = 0.15
@@ -59,7 +61,12 @@ class EngineSettings:
         )
         require(self.seconds is None or self.seconds > 0, "seconds", "must be positive", self.seconds)
         require(self.ridge is None or self.ridge > 0, "ridge", "must be positive", self.ridge)
-        require(self.prior is None or self.prior >= 0, "prior", "must not be negative", self.prior, "0 means none")
+        if isinstance(self.prior, str):
+            require(self.prior in ("learned", "tv"), "prior", "must be learned, tv or a number", self.prior)
+        else:
+            require(
+                self.prior is None or self.prior >= 0, "prior", "must not be negative", self.prior, "0 means none"
+            )
         require(self.dtype in ("float32", "float64"), "dtype", "must be float32 or float64", self.dtype)
 
     @property

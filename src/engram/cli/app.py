@@ -16,7 +16,6 @@ from engram.cli import (
     membership,
     reconstruct,
     report,
-    reproduce,
     score,
     sweep,
     train,
@@ -66,7 +65,7 @@ app.command("reconstruct", epilog=reconstruct.EXAMPLES)(reconstruct.reconstruct)
 app.command("watch", epilog=reconstruct.WATCH_EXAMPLES)(reconstruct.watch)
 app.command("score", epilog=score.EXAMPLES)(score.score)
 app.command("sweep", epilog=sweep.EXAMPLES)(sweep.sweep)
-app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce)
+app.command("reproduce", epilog=score.REPRODUCE_EXAMPLES)(score.reproduce)
 
 
 def _spin_briefly() -> None:

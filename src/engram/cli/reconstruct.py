@@ -83,7 +83,9 @@ def reconstruct(
         str | None,
         typer.Option(
             "--prior",
-            help="Strength of total variation for images, of --columns for tables; none for no prior.",
+            help="What images are expected to be like: tv (smooth: total variation), learned (also like pictures, "
+            "as a small network knows them; the default where it finds more in the same time), the strength of tv "
+            "as a number, or none. For tables, a number is the strength of --columns.",
             rich_help_panel=ENGINE,
         ),
     ] = None,
@@ -201,15 +203,15 @@ def _settings(given: dict[str, Any], task: Task) -> dict[str, Any]:
     return chosen
 
 
-def _prior(text: str | None) -> float | None:
+def _prior(text: str | None) -> float | str | None:
     from engram.core.errors import ConfigError
 
-    if text is None:
-        return None
+    if text in (None, "learned", "tv"):
+        return text
     try:
         return 0.0 if text == "none" else float(text)
     except ValueError as error:
-        raise ConfigError(f"--prior must be a number or none, got {text!r}") from error
+        raise ConfigError(f"--prior must be learned, tv, none or a number, got {text!r}") from error
 
 
 WATCH_EXAMPLES = "Examples: engram watch runs/audit; engram watch runs/audit --web; engram watch runs/audit --once"

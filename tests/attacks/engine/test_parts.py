@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from engram.attacks.engine.closed_form import inverse_covariances
+from engram.attacks.engine.image_prior import SMOOTHING, total_variation
 from engram.attacks.engine.iteration import BETAS, adam, moments
-from engram.attacks.engine.objective import SMOOTHING, total_variation
 from engram.models.row_space import find_row_space, marchenko_pastur_quantile, noise_level
 
 

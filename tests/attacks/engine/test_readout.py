@@ -9,15 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engram.attacks.engine.dense import (
-    EXTENSION,
-    Engine,
-    expected_power,
-    extended,
-    posterior_mean,
-    read_out,
-    shells,
-)
+from engram.attacks.engine.dense import Engine, posterior_mean, read_out, shells
+from engram.attacks.engine.image_prior import EXTENSION, expected_power, extended
 from engram.attacks.engine.self_tuning import SOFTER, SOFTNESS, derive_scales, noise_share
 from engram.attacks.settings import EngineSettings
 from engram.models.networks import DenseNetwork

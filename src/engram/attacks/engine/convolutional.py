@@ -28,8 +28,9 @@ from torch.nn import functional
 
 from engram.attacks.engine.closed_form import Metric, chunks, parameters
 from engram.attacks.engine.consensus import CONVOLUTIONAL, Constants
+from engram.attacks.engine.image_prior import total_variation
 from engram.attacks.engine.iteration import EngineIteration
-from engram.attacks.engine.objective import Objective, total_variation
+from engram.attacks.engine.objective import Objective
 from engram.attacks.engine.self_tuning import (
     MARGIN_PER_SPREAD,
     PIXEL_STD,

@@ -43,6 +43,14 @@ from torch import Tensor
 
 from engram.attacks.engine.closed_form import Metric, Pass, Passes, explained, run_pass, send_down, with_constant
 from engram.attacks.engine.consensus import CLEAN, NOISY, Constants
+from engram.attacks.engine.image_prior import (
+    TOTAL_VARIATION,
+    PriorMix,
+    expected_power,
+    extended,
+    fits,
+    learned_mix,
+)
 from engram.attacks.engine.iteration import EngineIteration
 from engram.attacks.engine.objective import Corners, Objective
 from engram.attacks.engine.self_tuning import (
@@ -197,32 +205,6 @@ def shells(inputs: int) -> list[int]:
     return ends
 
 
-EXTENSION = 0.2
-"""The power of what a noisy row space leaves open falls as rank^-0.2 over frequencies. That of photographs falls
-as 1 / rank, but the directions were shrunk towards low frequencies already (docs/engine-log.md)."""
-
-
-def extended(basis: Tensor, frequencies: Frequencies) -> Tensor:
-    """The images [r, d] to expect of directions V [r, d]: (V C Vᵀ)⁻¹ V C, with C the power over frequencies.
-
-    An image of coordinates z is z times that: what V leaves open is filled as images are.
-    """
-    over = frequencies.coefficients(basis.double())
-    power = torch.arange(1, over.shape[1] + 1, dtype=over.dtype, device=over.device) ** -EXTENSION
-    filled = torch.linalg.solve((over * power) @ over.T, over * power)
-    return frequencies.pixels(filled).to(basis.dtype)
-
-
-def expected_power(count: int, pixel_std: float) -> Tensor:
-    """The power of photographs in the order of `Frequencies`, [count]: in two dimensions 1 / f² is 1 / rank.
-
-    >>> expected_power(3, 1.0).mul(100).round().div(100).tolist()
-    [1.64, 0.82, 0.55]
-    """
-    falling = 1 / torch.arange(1, count + 1, dtype=torch.float64)
-    return falling * (pixel_std**2 * count / falling.sum())
-
-
 LATENT_RATE, BARE_RATE, CLASSES_RATE = 0.15, 0.08, 0.3
 """Adam's rate as a share of the latents' own spread: for two classes, for two classes without a prior, and for
 more classes; see docs/engine-log.md."""
@@ -285,8 +267,23 @@ class Engine(EngineIteration[DenseNetwork]):
     @cached_property
     def objective(self) -> Objective:
         return Objective(
-            self.scales, self.settings, self.posed.task, self.posed.input_shape, self._corners, self.ridge
+            self.scales,
+            self.settings,
+            self.posed.task,
+            self.posed.input_shape,
+            self._corners,
+            self.ridge,
+            self.mix,
         )
+
+    @property
+    def mix(self) -> PriorMix:
+        """What the prior consists of. Unless it is asked for, the denoiser takes part only where it finds more in
+        the same time: with two classes and on noisy layers further starts find as much (docs/engine-log.md)."""
+        asked, pays = self.settings.prior == "learned", self.several_classes and not self.is_noisy
+        if asked or (pays and self.settings.prior is None and self.uses_prior and fits(self.posed.input_shape)):
+            return learned_mix(self.scales.space.rank, several_classes=self.several_classes, noisy=self.is_noisy)
+        return TOTAL_VARIATION
 
     @cached_property
     def _corners(self) -> Corners | None:

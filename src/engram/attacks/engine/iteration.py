@@ -320,7 +320,7 @@ class EngineIteration(Attack, Generic[N]):
         return {self.moved: moved, "duals": duals, **moments(self.moved, moved), **moments("duals", duals)}
 
     def _prior(self, phase: Phase) -> float:
-        given = self.settings.prior
+        given = None if isinstance(self.settings.prior, str) else self.settings.prior
         if self.uses_corners:
             return CORNERS_PRIOR if given is None else given
         if not self.uses_prior:

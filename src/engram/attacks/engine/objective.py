@@ -24,38 +24,11 @@ from engram.attacks.engine.closed_form import (
     run_pass,
     with_constant,
 )
+from engram.attacks.engine.image_prior import TOTAL_VARIATION, PriorMix
 from engram.attacks.engine.self_tuning import RIDGE, Scales
 from engram.attacks.settings import EngineSettings
 from engram.core.loop import State
 from engram.models.tasks import Task
-
-SMOOTHING = 0.01
-"""Pixel differences below this are penalised quadratically: a hundredth of the pixel range."""
-
-
-def total_variation(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of sqrt(difference² + eps²) over neighbouring pixels, divided by the pixels, and its gradient.
-
-    images [m, C, H, W] -> values [m], gradients [m, C, H, W].
-
-    >>> values, _ = total_variation(torch.tensor([[[[0.0, 3.0]]]], dtype=torch.float64))
-    >>> round(values.item(), 4)
-    1.5
-    """
-    gradient = torch.zeros_like(images)
-    values = images.new_zeros(len(images))
-    pixels = images[0].numel()
-    for axis in (2, 3):
-        length = images.shape[axis] - 1
-        ahead, behind = images.narrow(axis, 1, length), images.narrow(axis, 0, length)
-        difference = ahead - behind
-        size = (difference.square() + SMOOTHING**2).sqrt()
-        values += size.flatten(1).sum(1) / pixels
-        slope = difference / size / pixels
-        gradient.narrow(axis, 1, length).add_(slope)
-        gradient.narrow(axis, 0, length).sub_(slope)
-    return values, gradient
-
 
 LEVEL = 0.15
 """Quantile of the candidates' pixels that is taken for the background."""
@@ -198,6 +171,8 @@ class Objective:
     """Of a table with one-hot values; they are its prior."""
     ridge: float = RIDGE
     """Of the metric, as a share of its largest eigenvalue."""
+    mix: PriorMix = TOTAL_VARIATION
+    """What the prior of images consists of."""
 
     def __call__(
         self, state: State, metric: Metric, prior: float, *, moving: bool = False
@@ -331,7 +306,7 @@ class Objective:
         each = ARRAYS * basis.shape[1] * latents.element_size()
         for part in chunks(len(latents), each, min(self.settings.room, PRIOR_BYTES)):
             images = latents[part] @ basis
-            value, by_pixels = total_variation(images.view(-1, *self.input_shape))
+            value, by_pixels = self.mix.of(images.view(-1, *self.input_shape))
             by_pixels = by_pixels.flatten(1)
             if background is not None:
                 distance, by_distance = off_background(images, background)
