@@ -35,6 +35,7 @@ from engram.models.view import AttackerView
 from engram.pipeline import build_target
 from engram.scoring.metrics import ncc
 from engram.training.recipe import ConvSpec, Flow, MLPSpec, Recipe
+from engram.training.target import measure
 
 IN_USE = {"clean": CLEAN, "noisy": NOISY, "convolutional": CONVOLUTIONAL}
 STEPS = {"clean": 400, "noisy": 300, "convolutional": 200}
@@ -105,8 +106,6 @@ TARGETS = (
     Target("noisy", _choice("cifar10", "identity", 500, 15), script="sgd-decay"),
     Target("noisy", _choice("cifar10", "vehicles-animals", 50, 14), script="binary-sgd"),
     Target("noisy", _choice("cifar10", "vehicles-animals", 100, 15), script="binary-100"),
-    Target("convolutional", _choice("faces", "gate", 20, 11), Recipe(weight_decay=1e-3, lr=1.0, epochs=5000),
-           arch="conv3x8 relu flatten 200 relu 1"),
     Target("convolutional", _choice("cifar10", "vehicles-animals", 50, 11), SMALL_KERNELS,
            arch="conv3x16s2 relu flatten 300 relu 1"),
     Target("convolutional", _choice("cifar10", "vehicles-animals", 30, 12), SMALL_KERNELS,
@@ -129,6 +128,16 @@ TARGETS = (
            arch="conv5x16s2 relu flatten 300 relu 1"),
     Target("convolutional", _choice("cifar10", "identity", 30, 14), SMALL_KERNELS,
            arch="conv3x32s2 relu flatten 300 relu 10"),
+    Target("convolutional", _choice("cifar10", "vehicles-animals", 50, 15), SMALL_KERNELS,
+           arch="conv3x32s2 relu flatten 300 relu 1"),
+    Target("convolutional", _choice("cifar10", "identity", 40, 15), SMALL_KERNELS,
+           arch="conv3x16s2 relu flatten 300 relu 10"),
+    Target("convolutional", _choice("faces", "gate", 40, 15), SMALL_KERNELS,
+           arch="conv3x32s2 relu flatten 300 relu 1"),
+    Target("convolutional", _choice("mnist", "odd-even", 80, 15), SMALL_KERNELS,
+           arch="conv5x16s2 relu flatten 300 relu 1"),
+    Target("convolutional", _choice("mnist", "odd-even", 60, 16), SMALL_KERNELS,
+           arch="conv3x32s2 relu flatten 300 relu 1"),
 )  # fmt: skip
 ROOM, REAL = 10**9, 0.8
 BINS = ((0, 0.1), (0.1, 0.3), (0.3, 0.5), (0.5, 0.7), (0.7, 0.85), (0.85, 1.01))
@@ -144,10 +153,11 @@ class Judged:
     evidence: Tensor
     real: Tensor
     images: Tensor
+    crowd: float
 
     def merged(self, constants: tuple[float, float, float]) -> tuple[Tensor, Tensor]:
         """Confidence under these constants, and whether it is real, for the candidates that a user sees."""
-        found = consensus(self.pool, self.restarts, ROOM, constants)
+        found = consensus(self.pool, self.restarts, ROOM, constants, self.crowd)
         assert found.scores is not None
         return found.scores.double(), is_real(found.images, self.images).double()
 
@@ -159,13 +169,15 @@ def is_real(candidates: Tensor, images: Tensor) -> Tensor:
 def judged(target: Target, root: Path | None) -> Judged:
     """Train a target, attack it with three starts, and look at every candidate."""
     view, data = target.opened(root)
+    images = centred(data.train.images, data.mean)
+    accuracy = measure(view.network, view.task, images, data.train.labels).accuracy
+    assert accuracy == 1, f"{target} has learnt only {accuracy:.0%} of its images: no target"
     engine = make_attack(view, settings=EngineSettings(restarts=3, steps=STEPS[target.kind]))
     assert isinstance(engine, EngineIteration)
     assert engine.constants == IN_USE[target.kind], f"{target} is of another kind"
     pool, restarts = engine.pooled(run(engine, Budget(steps=engine.total_steps)).state)
-    images = centred(data.train.images, data.mean)
-    spoken = evidence(pool, restarts, Likeness.of(pool, ROOM)).double()
-    result = Judged(str(target), pool, restarts, spoken, is_real(pool.images, images), images)
+    spoken = evidence(pool, restarts, Likeness.of(pool, ROOM), engine.crowd).double()
+    result = Judged(str(target), pool, restarts, spoken, is_real(pool.images, images), images, engine.crowd)
     print(f"{target}: {len(pool)} candidates, {int(result.real.sum())} real", flush=True)
     return result
 

@@ -53,7 +53,7 @@ def test_the_report_says_what_is_read_and_what_is_unknown() -> None:
     assert "ceiling SSIM" not in text
     assert "enough equations" not in text
     assert "Baseline: first-layer kernels" in text
-    assert "calibrated on four convolutional targets" in text
+    assert "calibrated on eleven small convolutional networks" in text
     assert f"--arch &#39;{record.architecture}&#39;" in text
     assert read["model"]["architecture"] == "conv3x8 relu flatten 200 relu 1"
     assert problems("report", read) == []

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from engram.attacks.engine.consensus import agreements, consensus
 from engram.attacks.engine.dense import Engine
@@ -156,6 +157,25 @@ def test_consensus_merges_the_same_image_and_ranks_it_first() -> None:
     assert found.scores is not None
     assert float(found.scores[0]) > 0.9
     assert float(found.scores[1:].max()) < 0.2
+
+
+def test_restarts_that_collapsed_onto_one_picture_do_not_vouch_for_each_other() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mixture, own = torch.randn(1, 1, 6, 6, generator=generator), torch.randn(2, 1, 6, 6, generator=generator)
+    start = torch.cat([mixture + 0.1 * torch.randn(8, 1, 6, 6, generator=generator), own[:1]])
+    other = torch.cat([mixture + 0.1 * torch.randn(8, 1, 6, 6, generator=generator), own[:1] + 0.01 * own[1:]])
+    found = Reconstruction(torch.cat([start, other]), torch.ones(18), torch.zeros(18, dtype=torch.int64))
+
+    def best(crowd: float) -> Tensor:
+        merged = consensus(found, 2, room=10**6, crowd=crowd)
+        assert merged.scores is not None
+        likeness = ncc(merged.images, mixture)[:, 0] > 0.9
+        return torch.stack([merged.scores[likeness].max(), merged.scores[~likeness].max()])
+
+    assert bool((best(7) > 0.5).all()), "seven others each are no crowd here"
+    collapsed, real = best(6).tolist()
+    assert collapsed < 0.2
+    assert real > 0.9
 
 
 def test_images_of_different_labels_are_not_merged() -> None:

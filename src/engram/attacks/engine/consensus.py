@@ -10,6 +10,7 @@ Images on a flat background are shown on it (`on_background`), with the mean ima
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,7 +32,7 @@ Constants = tuple[float, float, float]
 
 CLEAN: Constants = (-3.69, 0.86, 1.59)
 NOISY: Constants = (-5.82, 1.39, 1.34)
-CONVOLUTIONAL: Constants = (-5.36, 1.04, 0.99)
+CONVOLUTIONAL: Constants = (-4.67, 1.51, 0.65)
 """By what the attack reads: a first layer without much noise, one with (as people train), and one above
 convolutions. Fitted by `python -m benchmarks.confidence` on targets used for nothing else."""
 IN_USE, FURTHEST = 1e-3, 3.0
@@ -39,7 +40,9 @@ IN_USE, FURTHEST = 1e-3, 3.0
 up to a factor of e to this power."""
 
 
-def consensus(found: Reconstruction, restarts: int, room: int, constants: Constants = CLEAN) -> Reconstruction:
+def consensus(
+    found: Reconstruction, restarts: int, room: int, constants: Constants = CLEAN, crowd: float = math.inf
+) -> Reconstruction:
     """Merge candidates of the same image, score them, and sort by score; `found` lists one restart after another.
 
     With a single restart there is no agreement: the scores are NaN, and the order is by dual. The pairwise
@@ -50,15 +53,24 @@ def consensus(found: Reconstruction, restarts: int, room: int, constants: Consta
         scores = torch.full_like(found.duals, torch.nan)
         order = found.duals.argsort(descending=True)
     else:
-        scores = confidence(evidence(found, restarts, likenesses), constants)
+        scores = confidence(evidence(found, restarts, likenesses, crowd), constants)
         order = scores.argsort(descending=True, stable=True)
     return _merged(found, likenesses, order, scores)
 
 
-def evidence(found: Reconstruction, restarts: int, likenesses: Likeness) -> Tensor:
-    """What speaks for each candidate: -log(1 - agreement), and its strength; [m, 2]."""
+def evidence(found: Reconstruction, restarts: int, likenesses: Likeness, crowd: float = math.inf) -> Tensor:
+    """What speaks for each candidate: -log(1 - agreement), and its strength; [m, 2].
+
+    A restart whose candidates have collapsed onto one picture, a mixture of all images, would agree with any other
+    that has: where more than `crowd` others of its own restart look alike, agreement says nothing.
+    """
     everyone = likenesses.blocks(torch.arange(len(found)))
-    agreement = torch.cat([agreements(likeness, rows, restarts) for rows, likeness in everyone])
+    agreement = torch.cat(
+        [
+            agreements(likeness, rows, restarts) * (crowds(likeness, rows, restarts) <= crowd)
+            for rows, likeness in everyone
+        ]
+    )
     return from_agreement(agreement, strengths(found))
 
 
@@ -115,6 +127,16 @@ def agreements(likeness: Tensor, rows: Tensor, restarts: int) -> Tensor:
     best = likeness.view(len(rows), restarts, each).amax(2)  # candidate x restart
     best[torch.arange(len(rows)), rows // each] = 0
     return best.amax(1)
+
+
+ALIKE = 0.9
+
+
+def crowds(likeness: Tensor, rows: Tensor, restarts: int) -> Tensor:
+    """How many others of its own restart are alike; `likeness` [b, R m] of candidates `rows` -> [b]."""
+    each = likeness.shape[1] // restarts
+    own = likeness.view(len(rows), restarts, each)[torch.arange(len(rows)), rows // each]
+    return (own > ALIKE).sum(1) - 1
 
 
 def confidence(evidence: Tensor, constants: Constants = CLEAN) -> Tensor:

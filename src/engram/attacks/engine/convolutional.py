@@ -207,6 +207,10 @@ PRIOR = 0.8
 """Strength of total variation. The row space over features says more about pixels than one over pixels does."""
 
 
+CROWD = 2.0
+"""Times the candidates for each strong direction, which are 3: real images had at most 5 others alike."""
+
+
 @dataclass(frozen=True, eq=False)
 class ConvEngine(EngineIteration[ConvNetwork]):
     """Stationarity of the first fully-connected layer, read through the convolutions below it."""
@@ -245,6 +249,11 @@ class ConvEngine(EngineIteration[ConvNetwork]):
     @property
     def constants(self) -> Constants:
         return CONVOLUTIONAL
+
+    @property
+    def crowd(self) -> float:
+        """Of digits, all candidates may end as one mixture, whose features lie in the row space too."""
+        return CROWD * self.scales.candidates / strong_directions(self.scales.space.strengths)
 
     @property
     def priors(self) -> tuple[float, ...]:

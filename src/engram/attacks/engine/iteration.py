@@ -163,6 +163,11 @@ class EngineIteration(Attack, Generic[N]):
         return CLEAN
 
     @property
+    def crowd(self) -> float:
+        """More candidates alike in a start than this are no image that several found, but a collapse."""
+        return math.inf
+
+    @property
     def priors(self) -> tuple[float, ...]:
         """Strengths of the prior that the starts take in turn, with two classes."""
         return PRIORS
@@ -274,7 +279,7 @@ class EngineIteration(Attack, Generic[N]):
     def reconstruction(self, state: State) -> Reconstruction:
         """The candidates of all finished restarts, merged, scored and sorted."""
         pool, starts = self.pooled(state)
-        found = consensus(pool, starts, self.settings.room, self.constants)
+        found = consensus(pool, starts, self.settings.room, self.constants, self.crowd)
         return on_background(found, self.view.pixel_range) if self.has_background else found
 
     def joined(self, states: Sequence[State]) -> State:
