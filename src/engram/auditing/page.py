@@ -62,8 +62,8 @@ LIMITS = (
     "how well it fits this one.",
 )
 FITTED_ELSEWHERE = (
-    "The confidence was calibrated on eleven small convolutional networks. Where data were given, the report shows "
-    "above how well it fits this one."
+    "The confidence was calibrated on eleven small convolutional networks. Where data were given, the report "
+    "shows above how well it fits this one."
 )
 
 
