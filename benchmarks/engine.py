@@ -1,10 +1,10 @@
 """What the engine brings back within a budget, on targets that nothing was tuned on.
 
-    python -m benchmarks.engine [--only c100,digits] [--seeds 31,32,33] [--jobs 2] [--out runs/engine]
+    python -m benchmarks.engine [--only c100,digits] [--seeds 31,32,33] [--jobs 2] [--prior tv] [--out DIR]
 
 Every row is a kind of target; each seed chooses other images and other random starts of the engine. Prints images
 beyond held-out, the mean SSIM of the ten best, how many of the 20 most confident candidates are real (NCC > 0.8),
-and the share of the budget used; writes engine.json and engine.md, or engine-N-jobs.json and .md. Trained targets
+and the share of the budget used; writes engine.json and engine.md, or engine-N-jobs.json and engine-PRIOR.json. Trained targets
 stay in OUT/targets, and a run that was killed continues with what is missing.
 """
 
@@ -102,10 +102,10 @@ ROWS = {
 }  # fmt: skip
 
 
-def measure(row: Row, name: str, seed: int, jobs: int, out: Path, root: Path) -> dict[str, Any]:
+def measure(row: Row, name: str, seed: int, given: dict[str, Any], out: Path, root: Path) -> dict[str, Any]:
     view, split = row.opened(seed, name, out, root)
     started = time.monotonic()
-    chosen = make_attack(view, settings={"seed": seed, "jobs": jobs}, budget=row.seconds)
+    chosen = make_attack(view, settings={"seed": seed, **given}, budget=row.seconds)
     found, solution = attack(chosen, seconds=row.seconds)
     took = time.monotonic() - started
     report = compare(found, split, network=view.network)
@@ -146,11 +146,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", default=",".join(ROWS), help=f"some of {', '.join(ROWS)}")
     parser.add_argument("--seeds", default="31,32,33")
     parser.add_argument("--jobs", type=int, default=1, help="processes that make the starts")
+    parser.add_argument("--prior", choices=("learned", "tv"), help="instead of the engine's own choice")
     parser.add_argument("--data-root", type=Path, default=DATA)
     parser.add_argument("--out", type=Path, default=Path("runs/engine"))
     chosen = parser.parse_args(arguments)
     files.prepare_directory(chosen.out)
-    path = chosen.out / ("engine.json" if chosen.jobs == 1 else f"engine-{chosen.jobs}-jobs.json")
+    kind = ("" if chosen.jobs == 1 else f"-{chosen.jobs}-jobs") + (f"-{chosen.prior}" if chosen.prior else "")
+    path = chosen.out / f"engine{kind}.json"
+    given = {"jobs": chosen.jobs, "prior": chosen.prior}
     results: dict[str, Any] = files.read_json(path)["results"] if path.exists() else {}
     if note := busy_note():
         print(note)
@@ -158,7 +161,7 @@ def main(arguments: list[str] | None = None) -> None:
         for seed in map(int, chosen.seeds.split(",")):
             key = f"{name}-{seed}"
             if key not in results:
-                results[key] = measure(ROWS[name], name, seed, chosen.jobs, chosen.out, chosen.data_root)
+                results[key] = measure(ROWS[name], name, seed, given, chosen.out, chosen.data_root)
                 print(key, results[key], flush=True)
                 files.write_json(path, {"machine": machine(), "results": results})
     text = table(results)
