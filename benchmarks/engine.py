@@ -4,8 +4,8 @@
 
 Every row is a kind of target; each seed chooses other images and other random starts of the engine. Prints images
 beyond held-out, the mean SSIM of the ten best, how many of the 20 most confident candidates are real (NCC > 0.8),
-and the share of the budget used; writes engine.json and engine.md, or engine-N-jobs.json and engine-PRIOR.json. Trained targets
-stay in OUT/targets, and a run that was killed continues with what is missing.
+and the share of the budget used; writes engine.json and engine.md, their names with -N-jobs or -PRIOR if given.
+Trained targets stay in OUT/targets, and a run that was killed continues with what is missing.
 """
 
 from __future__ import annotations
