@@ -140,10 +140,14 @@ def test_constant_pictures_have_no_error_that_is_not_finite() -> None:
     assert bool(values.isfinite().all() and gradients.isfinite().all())
 
 
-def _mix(shape: tuple[int, ...], task: Task, prior: float | str | None, classes: int = 1) -> PriorMix:
+def _mix(
+    shape: tuple[int, ...], task: Task, prior: float | str | None, classes: int = 1, still: int = 0
+) -> PriorMix:
     inputs = int(torch.tensor(shape).prod())
     made = network(inputs, 40, 30, classes, dtype=torch.float32)
-    low_rank = 1e-4 * made.weights[0] + torch.randn(40, 8) @ torch.randn(8, inputs) / inputs**0.5
+    moved = torch.randn(8, inputs) / inputs**0.5
+    moved[:, :still] = 0
+    low_rank = 1e-4 * made.weights[0] + torch.randn(40, 8) @ moved
     learnt = made.with_params({**made.params, "layers.0.weight": low_rank})
     return Engine(AttackerView(learnt, shape, task), EngineSettings(prior=prior)).mix  # type: ignore[arg-type]
 
@@ -153,6 +157,7 @@ def test_the_engine_uses_it_where_it_pays_or_where_it_is_asked_for() -> None:
     with_it = learned_mix(8, several_classes=True, noisy=False)
     assert _mix((3, 12, 12), Multiclass(3), None, 3) == with_it
     assert _mix((3, 12, 12), Multiclass(3), "tv", 3) == TOTAL_VARIATION
+    assert _mix((3, 12, 12), Multiclass(3), None, 3, still=60) == TOTAL_VARIATION, "a flat background"
     assert _mix((3, 12, 12), Binary(), None) == TOTAL_VARIATION
     assert _mix((3, 12, 12), Binary(), "learned").learned > 0
     for strength in (1.4, 0.0):

@@ -279,9 +279,11 @@ class Engine(EngineIteration[DenseNetwork]):
     @property
     def mix(self) -> PriorMix:
         """What the prior consists of. Unless it is asked for, the denoiser takes part only where it finds more in
-        the same time: with two classes and on noisy layers further starts find as much (docs/engine-log.md)."""
-        asked, pays = self.settings.prior == "learned", self.several_classes and not self.is_noisy
-        if asked or (pays and self.settings.prior is None and self.uses_prior and fits(self.posed.input_shape)):
+        the same time: with two classes and on noisy layers further starts find as much (docs/engine-log.md), and a
+        flat background is no photograph."""
+        asked, left_open = self.settings.prior == "learned", self.settings.prior is None
+        pays = self.several_classes and not self.is_noisy and not self.has_background
+        if asked or (left_open and pays and fits(self.posed.input_shape)):
             return learned_mix(self.scales.space.rank, several_classes=self.several_classes, noisy=self.is_noisy)
         return TOTAL_VARIATION
 
