@@ -96,7 +96,7 @@ def test_a_killed_audit_is_resumed(model: Path, tmp_path: Path) -> None:
     time.sleep(0.5)
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
-    assert not (out / "report.html").exists(), "killed too late to show anything"
+    assert not (out / "report.json").exists(), "killed too late to show anything"
     engram(*arguments, "-o", out, "--resume")
     record = json.loads((out / "report.json").read_text())
     assert record["attack"]["settings"] == json.loads((out / "run.json").read_text())["settings"]
