@@ -118,7 +118,7 @@ def audit(
     )
     remember(given, out, resume=resume)
     opt.show_notes(view)
-    typer.echo(f"Open {out / REPORT_FILE} now: it shows what has been found so far")
+    typer.echo(f"{out / REPORT_FILE} grows while the attack runs: open it in a browser")
     with progress_bar() as progress:
         record = run_audit(
             chosen,
