@@ -1,6 +1,6 @@
 """Fit the blind confidence: how well do agreement and strength predict that a candidate is real?
 
-Run: python -m benchmarks.confidence [--kinds clean,noisy,convolutional] [--data-root DIR]
+Run: python -m benchmarks.confidence [--kinds clean,noisy,convolutional] [--seeds 15,16] [--data-root DIR]
 
 Three kinds of first layer, which the engine tells apart by the weights alone: clean (a small start), noisy (as
 people train) and convolutional. Targets: faces and, if they are there, photographs and digits, two and ten
@@ -198,11 +198,14 @@ def fit(targets: Sequence[Judged]) -> tuple[float, float, float]:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", default=",".join(IN_USE))
+    parser.add_argument("--seeds", help="only the targets of these data seeds")
     parser.add_argument("--data-root", type=Path)
     chosen = parser.parse_args(arguments)
+    seeds = None if chosen.seeds is None else {int(seed) for seed in chosen.seeds.split(",")}
+    some = [one for one in TARGETS if seeds is None or one.data.seed in seeds]
     for kind in chosen.kinds.split(","):
         collected: list[Judged] = []
-        for target in (one for one in TARGETS if one.kind == kind):
+        for target in (one for one in some if one.kind == kind):
             try:
                 collected.append(judged(target, chosen.data_root))
             except DataError as error:
